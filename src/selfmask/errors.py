@@ -1,0 +1,68 @@
+"""Every error a user can meet: what happened, what was expected, what was found, what to do next."""
+
+
+class SelfmaskError(Exception):
+    """Base of all our errors: `except SelfmaskError` catches everything we raise on purpose."""
+
+    def __init__(self, what: str, *, expected: object = None, found: object = None, todo: str | None = None) -> None:
+        self.what, self.expected, self.found, self.todo = what, expected, found, todo
+        lines = [what]
+        if expected is not None:
+            lines.append(f"  expected: {expected}")
+        if found is not None:
+            lines.append(f"  found:    {found}")
+        if todo is not None:
+            lines.append(f"  do:       {todo}")
+        super().__init__("\n".join(lines))
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # The default would call __init__ with the rendered text only, and workers send errors home by pickle.
+        return _rebuild, (type(self), self.what, self.expected, self.found, self.todo)
+
+
+def _rebuild(kind: type[SelfmaskError], what: str, expected: object, found: object, todo: str | None) -> SelfmaskError:
+    return kind(what, expected=expected, found=found, todo=todo)
+
+
+class ConfigError(SelfmaskError, ValueError):
+    """A setting that cannot work."""
+
+
+class SelectionError(ConfigError):
+    """The selection names no weight, or a weight that cannot carry a mask."""
+
+
+class UnknownMaskError(SelfmaskError, KeyError):
+    """No mask of that name is loaded."""
+
+    __str__ = Exception.__str__  # KeyError would show the repr of the text, without its line breaks
+
+
+class MaskFileError(SelfmaskError):
+    """Something is wrong with a mask file; every error of reading or writing one is of this kind."""
+
+
+class NotAMaskFileError(MaskFileError):
+    """The file is no safetensors file, or no mask file, or not a file at all."""
+
+
+class CorruptMaskFileError(MaskFileError):
+    """The file is a mask file, but damaged: truncated, altered, or made to mislead."""
+
+
+class UnsupportedVersionError(MaskFileError):
+    """The file is of a format version, or uses a codec, that this release does not know."""
+
+
+class WrongBaseError(MaskFileError):
+    """The mask was learned on another backbone, or on other weights of the same backbone."""
+
+
+class RelativeMaskError(MaskFileError):
+    """The file stores only the difference to another mask, and that mask is not at hand."""
+
+
+class MaskWriteError(MaskFileError, OSError):
+    """The file could not be written; what stood there before is untouched."""
+
+    __str__ = Exception.__str__

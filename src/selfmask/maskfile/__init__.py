@@ -1,0 +1,15 @@
+"""The artifact: one safe, small file per mask."""
+
+from .container import inspect_mask_file, read_mask_file, write_mask_file
+from .fingerprint import Fingerprints
+from .mask import PackedMask, Preprocessing, pack_bits
+
+__all__ = [
+    "Fingerprints",
+    "PackedMask",
+    "Preprocessing",
+    "inspect_mask_file",
+    "pack_bits",
+    "read_mask_file",
+    "write_mask_file",
+]

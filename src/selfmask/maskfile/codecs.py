@@ -1,0 +1,298 @@
+"""Masks to bytes and back. `docs/format.md` specifies every codec to the bit.
+
+raw    one bit a weight.
+rice   an entropy coder that models the mask. The gradient of a score carries a factor w, so large weights flip
+       first; whoever decodes holds the base, so |w| is free side information. Weights are put in at most three
+       classes by |w|, and in each class the gaps between the rarer symbol are Golomb-Rice coded.
+lzma   for patterns the model does not know (blocks, rows): all tensors that choose it share one stream.
+
+Why our own Rice coder and not a range coder: it is within 2 % of the class entropies, decodes with whole-array
+operations (a range coder walks through every weight), and fits on one page of a specification.
+"""
+
+from __future__ import annotations
+
+import lzma
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from ..errors import CorruptMaskFileError
+from .mask import Bits
+
+RAW, RICE, LZMA = "raw", "rice", "lzma"
+CODECS = (RAW, RICE, LZMA)
+
+_MAX_BORDERS = 2  # a third saves 1 % more, and costs a quarter of the decoding time
+_BINS = 32  # candidate class borders are quantiles of |w|
+_HEADER_BITS = 40  # what one more class costs: border, parameter and number of rare symbols
+_ON_IS_RARE = 0x80  # added to the number of borders
+_MAX_K = 30
+_CHUNK = 1 << 17
+# No container and no dictionary larger than the data could need: a fixed, bounded decoder.
+_LZMA_FILTERS = [{"id": lzma.FILTER_LZMA2, "preset": 6, "dict_size": 1 << 23}]
+
+
+def encode(bits: Mapping[str, Bits], sizes: Mapping[str, int], weights: Mapping[str, Tensor]) -> Coded:
+    """Code each tensor in the smallest way. Tensors coded with lzma share one stream, returned last."""
+    alone = {name: min(_candidates(bits[name], sizes[name], weights[name]), key=_length) for name in sorted(bits)}
+    shared = {name for name in alone if _length(alone[name]) > len(_lzma(bits[name].tobytes()))}
+    plans: list[Coded] = []
+    for group in (set[str](), shared, set(alone)):
+        stream = _lzma(b"".join(bits[name].tobytes() for name in alone if name in group)) if group else b""
+        tensors = {name: (LZMA, b"") if name in group else coded for name, coded in alone.items()}
+        plans.append((tensors, stream))
+    return min(plans, key=lambda plan: len(plan[1]) + sum(map(_length, plan[0].values())))
+
+
+def decode(coded: Coded, sizes: Mapping[str, int], weights: Mapping[str, Tensor]) -> dict[str, Bits]:
+    """The inverse of `encode`; anything that `encode` could not have written is refused."""
+    tensors, stream = coded
+    shared = [name for name in sorted(tensors) if tensors[name][0] == LZMA]
+    unshared = _unlzma(stream, [-(-sizes[name] // 8) for name in shared])
+    bits = dict(zip(shared, unshared, strict=True))
+    riced = [name for name in tensors if tensors[name][0] == RICE]
+    bits |= {name: _unrice(tensors[name][1], sizes[name], weights[name]) for name in riced}
+    for name, (codec, payload) in tensors.items():
+        if codec == RAW:
+            bits[name] = np.frombuffer(payload, np.uint8).copy()  # a copy can be written to
+        elif codec == LZMA and payload:
+            raise CorruptMaskFileError("bytes beside the shared stream", found=f"{len(payload)} for {name}")
+    for name, packed in bits.items():
+        _check_packed(packed, sizes[name])
+    return bits
+
+
+Coded = tuple[dict[str, tuple[str, bytes]], bytes]
+Flags = npt.NDArray[np.bool_]
+Positions = npt.NDArray[np.integer[Any]]
+Borders = npt.NDArray[np.float32]
+
+
+def _candidates(packed: Bits, n: int, weight: Tensor) -> list[tuple[str, bytes]]:
+    return [(RAW, packed.tobytes()), (RICE, _rice(packed, n, weight))]
+
+
+def _length(coded: tuple[str, bytes]) -> int:
+    return len(coded[1])
+
+
+def _check_packed(packed: Bits, n: int) -> None:
+    if packed.size != -(-n // 8):
+        raise CorruptMaskFileError("a mask has the wrong length", expected=-(-n // 8), found=packed.size)
+    if n % 8 and packed[-1] & (0xFF >> n % 8):
+        raise CorruptMaskFileError("a mask has bits beyond its last weight")
+
+
+# ---- rice -------------------------------------------------------------------------------------------------------
+
+
+def _rice(packed: Bits, n: int, weight: Tensor) -> bytes:
+    """Header, then for each class its remainders in bit planes, then the quotients of all classes in unary."""
+    on = np.unpackbits(packed, count=n).astype(bool)
+    on_is_rare = 2 * int(np.count_nonzero(on)) < n
+    is_rare = on == on_is_rare
+    borders = _choose_borders(is_rare, weight)
+    header = [bytes([len(borders) | (_ON_IS_RARE if on_is_rare else 0)]), _upper_half(borders).tobytes()]
+    remainders: list[bytes] = []
+    quotients: list[Positions] = []
+    for rare in _rare_in_classes(is_rare, weight, borders):
+        gaps = np.diff(rare, prepend=-1) - 1
+        k = _best_k(gaps)
+        header.append(bytes([k]) + _varint(rare.size))
+        remainders += [np.packbits((gaps >> bit & 1).astype(bool)).tobytes() for bit in range(k)]
+        quotients.append(gaps >> k)
+    ends = np.cumsum(np.concatenate(quotients) + 1) - 1
+    unary = np.zeros(int(ends[-1]) + 1 if ends.size else 0, bool)
+    unary[ends] = True
+    return b"".join([*header, *remainders, np.packbits(unary).tobytes()])
+
+
+def _unrice(payload: bytes, n: int, weight: Tensor) -> Bits:
+    try:
+        return _unrice_checked(memoryview(payload), n, weight)
+    except (ValueError, IndexError) as error:
+        raise CorruptMaskFileError("a rice-coded mask is damaged", found=error) from error
+
+
+def _unrice_checked(payload: memoryview, n: int, weight: Tensor) -> Bits:
+    number, on_is_rare = payload[0] & ~_ON_IS_RARE, bool(payload[0] & _ON_IS_RARE)
+    if number > _MAX_BORDERS:
+        raise ValueError(f"{number} class borders where at most {_MAX_BORDERS} are allowed")
+    at = 1 + 2 * number
+    borders = (np.frombuffer(payload[1:at], "<u2").astype(np.uint32) << 16).view(np.float32)
+    if borders.size != number or not np.all(np.diff(borders) < 0) or not np.all(np.isfinite(borders)):
+        raise ValueError("class borders do not fall")
+    classes: list[tuple[int, int]] = []
+    for _ in range(number + 1):
+        k = payload[at]
+        count, at = _unvarint(payload, at + 1)
+        if k > _MAX_K or count > n:
+            raise ValueError(f"a class of parameter {k} with {count} of {n} weights")
+        classes.append((k, count))
+
+    remainders: list[Positions] = []
+    for k, count in classes:
+        remainder: Positions = np.zeros(count, np.int32)
+        for bit in range(k):
+            plane = np.frombuffer(payload[at : at + -(-count // 8)], np.uint8)
+            remainder |= np.left_shift(np.unpackbits(plane, count=count), bit, dtype=np.int32)
+            at += plane.size
+        remainders.append(remainder)
+    unary = np.unpackbits(np.frombuffer(payload[at:], np.uint8)).view(bool)
+    ends = np.flatnonzero(unary)
+    total = sum(count for _, count in classes)
+    if ends.size != total or unary.size - (int(ends[-1]) + 1 if total else 0) >= 8:
+        raise ValueError(f"{ends.size} codes where {total} were announced, or bytes left over")
+    rare: list[Positions] = []
+    before = 0
+    for (k, count), remainder in zip(classes, remainders, strict=True):
+        steps = np.diff(ends[before : before + count], prepend=ends[before - 1] if before else -1)
+        rare.append(np.cumsum((steps - 1 << k) + remainder + 1) - 1)
+        before += count
+    return _place(rare, on_is_rare, n, weight, borders)
+
+
+def _place(rare: list[Positions], on_is_rare: bool, n: int, weight: Tensor, borders: Borders) -> Bits:
+    """Mark the rare symbols of all classes: the inverse of `_rare_in_classes`, chunk by chunk."""
+    packed = np.empty(-(-n // 8), np.uint8)
+    seen = [0] * len(rare)  # members of each class before the chunk
+    done = [0] * len(rare)  # rare symbols of each class before the chunk
+    for chunk, members in _class_members(weight, borders):
+        is_rare = np.zeros(chunk.stop - chunk.start, bool)
+        for i, positions in enumerate(members):
+            size = is_rare.size if positions is None else positions.size
+            upto = int(np.searchsorted(rare[i], seen[i] + size))
+            here = rare[i][done[i] : upto] - seen[i]
+            is_rare[here if positions is None else positions[here]] = True
+            seen[i], done[i] = seen[i] + size, upto
+        packed[chunk.start // 8 : -(-chunk.stop // 8)] = np.packbits(is_rare if on_is_rare else ~is_rare)
+    if done != [positions.size for positions in rare]:
+        raise ValueError("a position beyond the last weight of its class")
+    return packed
+
+
+def _rare_in_classes(is_rare: Flags, weight: Tensor, borders: Borders) -> list[Positions]:
+    """For each class the positions of its rare symbols, counted among its members."""
+    last = is_rare.copy()
+    flags: list[list[Flags]] = [[] for _ in borders]
+    for chunk, members in _class_members(weight, borders):
+        for i, positions in enumerate(members):
+            if positions is not None:
+                flags[i].append(is_rare[chunk][positions])
+                last[chunk.start + positions] = False
+    return [*(np.flatnonzero(np.concatenate(parts)) for parts in flags), np.flatnonzero(last)]
+
+
+def _class_members(weight: Tensor, borders: Borders) -> Iterator[tuple[slice, list[Positions | None]]]:
+    """Walk through the weights in chunks that stay in cache, and list the members of each class in them.
+
+    Class i, from large |w| to small, has |w| >= borders[i]. The last one takes the rest, but its positions are
+    counted among all weights (None): that costs 0.4 % in bytes and saves a third of the decoding time.
+    """
+    flat = weight.detach().float().cpu()
+    magnitude = torch.empty(min(_CHUNK, flat.numel()))  # used again and again: fresh pages cost more than arithmetic
+    for start in range(0, flat.numel(), _CHUNK):
+        chunk = slice(start, min(start + _CHUNK, flat.numel()))
+        members: list[Positions | None] = []
+        if borders.size:
+            large = torch.abs(flat[chunk], out=magnitude[: chunk.stop - start]).numpy()
+            larger = np.zeros(large.size, bool)
+            for border in borders:
+                above = large >= border
+                members.append(np.flatnonzero(above > larger))
+                larger = above
+        yield chunk, [*members, None]
+
+
+def _choose_borders(is_rare: Flags, weight: Tensor) -> Borders:
+    """The up to two borders of |w|, among its quantiles, that give the least entropy."""
+    rare = np.flatnonzero(is_rare)
+    n = is_rare.size
+    if not rare.size or n < 2 * _BINS:
+        return np.empty(0, np.float32)
+    magnitude: npt.NDArray[np.float32] = weight.detach().float().abs().cpu().numpy()
+    sample = magnitude[:: max(n // 65536, 1)]
+    edges = np.quantile(sample, np.arange(1, _BINS) / _BINS).astype(np.float32)
+    edges = np.unique((_upper_half(edges).astype(np.uint32) << 16).view(np.float32))
+    edges = edges[np.isfinite(edges)]
+    # Sizes are estimated from the sample: they only steer the choice.
+    bins = np.searchsorted(edges, np.concatenate([sample, magnitude[rare]]), side="right")
+    below = np.cumsum(np.bincount(bins[: sample.size], minlength=len(edges) + 1))[:-1] * (n / sample.size)
+    rare_below = np.cumsum(np.bincount(bins[sample.size :], minlength=len(edges) + 1))[:-1]
+    last = _entropy(rare_below, np.full(len(edges), n))
+    top = _entropy(rare.size - rare_below, n - below)
+    middle = _entropy(rare_below[None, :] - rare_below[:, None], below[None, :] - below[:, None])
+    choices: list[tuple[float, list[int]]] = [(float(_entropy(rare.size, n)), [])]
+    if len(edges):
+        one = last + top + _HEADER_BITS
+        choices.append((float(one.min()), [int(one.argmin())]))
+    if len(edges) > 1:
+        two = np.where(np.tri(len(edges), dtype=bool), np.inf, last[:, None] + middle + top[None, :] + 2 * _HEADER_BITS)
+        low, high = np.unravel_index(int(two.argmin()), two.shape)
+        choices.append((float(two.min()), [int(high), int(low)]))
+    return edges[min(choices)[1]]
+
+
+def _entropy(rare: npt.ArrayLike, n: npt.ArrayLike) -> npt.NDArray[np.float64]:
+    """Bits for n symbols of which some are rare."""
+    p = np.clip(np.asarray(rare, float) / np.maximum(n, 1), 1e-12, 1 - 1e-12)
+    bits: npt.NDArray[np.float64] = np.maximum(n, 0) * (-p * np.log2(p) - (1 - p) * np.log2(1 - p))
+    return bits
+
+
+def _upper_half(values: Borders) -> npt.NDArray[np.uint16]:
+    """The upper 16 bits of float32: borders need no more."""
+    return (values.view(np.uint32) >> 16).astype("<u2")
+
+
+def _best_k(gaps: Positions) -> int:
+    """The Rice parameter of the shortest code."""
+    if not gaps.size:
+        return 0
+    guess = int(np.log2(gaps.mean() + 1))  # the optimum is close to this for geometric gaps
+    candidates = range(max(guess - 2, 0), min(guess + 2, _MAX_K) + 1)
+    return min(candidates, key=lambda k: k * gaps.size + int((gaps >> k).sum()))
+
+
+def _varint(value: int) -> bytes:
+    """Seven bits a byte, low ones first; the high bit says that more follow."""
+    low, high = value & 0x7F, value >> 7
+    return bytes([low | 0x80]) + _varint(high) if high else bytes([low])
+
+
+def _unvarint(payload: memoryview, at: int) -> tuple[int, int]:
+    value = 0
+    for shift in range(0, 35, 7):
+        value |= (payload[at] & 0x7F) << shift
+        at += 1
+        if payload[at - 1] < 0x80:
+            return value, at
+    raise ValueError("a number of more than 35 bits")
+
+
+# ---- lzma -------------------------------------------------------------------------------------------------------
+
+
+def _lzma(data: bytes) -> bytes:
+    return lzma.compress(data, format=lzma.FORMAT_RAW, filters=_LZMA_FILTERS)
+
+
+def _unlzma(stream: bytes, lengths: list[int]) -> list[Bits]:
+    total = sum(lengths)
+    if not total:
+        if stream:
+            raise CorruptMaskFileError("a shared stream that no mask uses", found=f"{len(stream)} bytes")
+        return [np.empty(0, np.uint8) for _ in lengths]
+    decoder = lzma.LZMADecompressor(format=lzma.FORMAT_RAW, filters=_LZMA_FILTERS)
+    try:
+        data = decoder.decompress(stream, max_length=total + 1)  # never more than the base calls for
+    except (lzma.LZMAError, EOFError) as error:
+        raise CorruptMaskFileError("the shared lzma stream is damaged", found=error) from error
+    if len(data) != total or not decoder.eof or decoder.unused_data:
+        raise CorruptMaskFileError("the shared lzma stream has the wrong length", expected=total, found=len(data))
+    return np.split(np.frombuffer(data, np.uint8).copy(), np.cumsum(lengths)[:-1])

@@ -1,0 +1,131 @@
+"""The words in a mask file: everything but the tensors, as one validated JSON document."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from typing import Any
+
+from ..errors import CorruptMaskFileError, NotAMaskFileError, UnsupportedVersionError
+from .codecs import CODECS
+from .mask import Preprocessing
+
+FORMAT = "selfmask"
+VERSION = "1"
+
+
+@dataclasses.dataclass(frozen=True)
+class TensorEntry:
+    """One masked tensor: its shape in the base, how many bits it has, how many of them are on, and its codec."""
+
+    shape: tuple[int, ...]
+    bits: int
+    active: int
+    codec: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Manifest:
+    """What a mask file says of itself."""
+
+    creator: str
+    base_name: str | None
+    fingerprint: str
+    preprocessing: Preprocessing | None
+    config: dict[str, Any]
+    masks: dict[str, TensorEntry]
+    mask_sha256: str
+    relative_to: str | None
+    norm_fingerprint: str | None
+    notes: str
+
+    def to_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self), sort_keys=True, separators=(",", ":"))
+
+
+def parse_manifest(metadata: dict[str, str] | None) -> Manifest:
+    """Take the metadata of a safetensors file for a manifest, or say why it is none."""
+    if not metadata or metadata.get("format") != FORMAT:
+        raise NotAMaskFileError(
+            "this safetensors file is not a mask file",
+            expected=f'metadata "format": "{FORMAT}"',
+            found=None if not metadata else metadata.get("format"),
+            todo="give a .smn file written by save_pretrained",
+        )
+    if metadata.get("version") != VERSION:
+        raise UnsupportedVersionError(
+            "this mask file is of a format version that this release does not read",
+            expected=VERSION,
+            found=metadata.get("version"),
+            todo="upgrade selfmask, or write the mask again with this release",
+        )
+    try:
+        fields = json.loads(metadata["manifest"])
+        return _manifest(fields)
+    except (KeyError, TypeError, ValueError, RecursionError, AttributeError, OverflowError) as error:
+        raise CorruptMaskFileError(
+            "the manifest of the mask file is damaged", found=repr(error)[:200], todo="fetch the file again"
+        ) from error
+
+
+def _manifest(fields: dict[str, Any]) -> Manifest:
+    masks = {_text(name): _entry(entry) for name, entry in fields["masks"].items()}
+    if unknown := {entry.codec for entry in masks.values()} - set(CODECS):
+        raise UnsupportedVersionError(
+            "this mask file uses a codec that this release does not know",
+            expected=", ".join(CODECS),
+            found=", ".join(sorted(unknown))[:200],
+            todo="upgrade selfmask",
+        )
+    return Manifest(
+        creator=_text(fields["creator"]),
+        base_name=None if fields["base_name"] is None else _text(fields["base_name"]),
+        fingerprint=_hash(fields["fingerprint"]),
+        preprocessing=None if fields["preprocessing"] is None else _preprocessing(fields["preprocessing"]),
+        config=dict(fields["config"]),
+        masks=masks,
+        mask_sha256=_hash(fields["mask_sha256"]),
+        relative_to=None if fields["relative_to"] is None else _hash(fields["relative_to"]),
+        norm_fingerprint=None if fields["norm_fingerprint"] is None else _hash(fields["norm_fingerprint"]),
+        notes=_text(fields["notes"]),
+    )
+
+
+def _entry(fields: dict[str, Any]) -> TensorEntry:
+    shape = tuple(_count(size) for size in fields["shape"])
+    entry = TensorEntry(shape, _count(fields["bits"]), _count(fields["active"]), _text(fields["codec"]))
+    if not entry.active <= entry.bits <= math.prod(shape) < 2**35:
+        raise ValueError(f"{entry.active} of {entry.bits} bits on in a tensor of shape {shape}")
+    return entry
+
+
+def _preprocessing(fields: dict[str, Any]) -> Preprocessing:
+    height, width = (_count(side) for side in fields["size"])
+    mean, std = (tuple(_number(value) for value in fields[key]) for key in ("mean", "std"))
+    return Preprocessing((height, width), mean, std, _text(fields["interpolation"]))
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"text expected, found {value!r}"[:200])
+    return value
+
+
+def _hash(value: object) -> str:
+    text = _text(value)
+    if len(text) != 64 or set(text) - set("0123456789abcdef"):
+        raise ValueError(f"a SHA-256 expected, found {text!r}"[:200])
+    return text
+
+
+def _count(value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise TypeError(f"a count expected, found {value!r}"[:200])
+    return value
+
+
+def _number(value: object) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+        raise TypeError(f"a number expected, found {value!r}"[:200])
+    return float(value)

@@ -1,0 +1,103 @@
+"""What is masked, and by which rule: one validated, immutable description of a mask."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, get_args
+
+from ..errors import ConfigError
+
+RuleName = Literal["threshold", "topk", "progressive_topk"]
+ScoreInit = Literal["constant", "kaiming"]
+FractionBy = Literal["random", "magnitude"]
+NormPolicy = Literal["adapt", "frozen", "recalibrate"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MaskConfig:
+    """How scores become masks, and which weights carry a score.
+
+    rule: "threshold" (m = [s > mu], the paper), "topk" (the `active_share` highest scores of each tensor) or
+        "progressive_topk" (top-k whose share falls from 1 to `active_share` as training progresses).
+    mu, s0: threshold and start of the scores; the paper proves that one learning rate subsumes both.
+    active_share: share of weights that stay on under the top-k rules.
+    score_init: "constant" (s0) or "kaiming"; by default constant, and Kaiming for plain top-k.
+    select: "auto", "paper-resnet", "paper-vit", "all", "stages:A-B" (0 is the stem) or glob patterns of names.
+    exclude: glob patterns of parameter names to leave alone.
+    fraction, fraction_by: only this share of each tensor's weights carries a score, chosen at random (`seed`)
+        or by largest magnitude; the others stay on and cost no storage.
+    seed: of the random choice and of the Kaiming start.
+    detach_alpha: leave alpha out of the gradient; by default it is the total derivative dL/dM.
+    norm: what happens to batch-norm statistics: "adapt" (they move in train mode), "frozen", or
+        "recalibrate" (as adapt, then re-estimated at the end by `MaskedModel.recalibrate`).
+    """
+
+    rule: RuleName = "threshold"
+    mu: float = 0.0
+    s0: float = 1.0
+    active_share: float = 0.5
+    score_init: ScoreInit | None = None
+    select: str | Sequence[str] = "auto"
+    exclude: Sequence[str] = ()
+    fraction: float = 1.0
+    fraction_by: FractionBy = "random"
+    seed: int = 0
+    detach_alpha: bool = False
+    norm: NormPolicy = "adapt"
+
+    def __post_init__(self) -> None:
+        _one_of("rule", self.rule, get_args(RuleName))
+        _one_of("fraction_by", self.fraction_by, get_args(FractionBy))
+        _one_of("norm", self.norm, get_args(NormPolicy))
+        if self.score_init is None:
+            start: ScoreInit = "kaiming" if self.rule == "topk" else "constant"
+            object.__setattr__(self, "score_init", start)
+        _one_of("score_init", self.score_init, get_args(ScoreInit))
+        _between("active_share", self.active_share, 0.0, 1.0)
+        _between("fraction", self.fraction, 0.0, 1.0)
+        for name in ("mu", "s0"):
+            value = getattr(self, name)
+            if not (_is_number(value) and math.isfinite(value)):
+                raise ConfigError(f"{name} must be a finite number", found=repr(value))
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not 0 <= self.seed < 2**63:
+            raise ConfigError("seed must be a whole number from 0 to 2^63 - 1", found=repr(self.seed))
+        # Tuples, so that equal configs compare equal and nothing can be changed behind our back.
+        if not isinstance(self.select, str):
+            object.__setattr__(self, "select", _patterns("select", self.select))
+        object.__setattr__(self, "exclude", _patterns("exclude", self.exclude))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, ready for JSON; `from_dict` takes them back."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> MaskConfig:
+        """The inverse of `to_dict`; unknown names are refused, so that no setting is dropped in silence."""
+        known = {field.name for field in dataclasses.fields(cls)}
+        if unknown := set(values) - known:
+            raise ConfigError("unknown mask settings", expected=sorted(known), found=sorted(unknown))
+        return cls(**values)
+
+
+def _one_of(name: str, value: object, allowed: Sequence[str]) -> None:
+    if value not in allowed:
+        raise ConfigError(f"unknown {name}", expected=", ".join(allowed), found=repr(value))
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _between(name: str, value: float, low: float, high: float) -> None:
+    if not (_is_number(value) and low <= value <= high):
+        raise ConfigError(f"{name} is out of range", expected=f"{low} to {high}", found=repr(value))
+
+
+def _patterns(name: str, value: object) -> tuple[str, ...]:
+    if not isinstance(value, Sequence) or isinstance(value, str | bytes):
+        raise ConfigError(f"{name} must be a list of glob patterns", found=repr(value))
+    if not all(isinstance(pattern, str) for pattern in value):
+        raise ConfigError(f"{name} must hold text patterns only", found=repr(value))
+    return tuple(value)

@@ -1,0 +1,120 @@
+"""The effective weight W * M / alpha and its straight-through gradient, for one tensor."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+Bits = npt.NDArray[np.uint8]
+
+# Row b holds the eight bits of byte b, most significant first (numpy.packbits order).
+_BITS_OF_BYTE = torch.from_numpy(np.unpackbits(np.arange(256, dtype=np.uint8)).reshape(256, 8).copy())
+
+
+def inverse_alpha(active: int, n: int) -> float:
+    """1 / alpha with alpha = sqrt(mean M); 0 where every weight is off, which gives zeros and not NaN."""
+    return (n / active) ** 0.5 if active else 0.0
+
+
+def apply_mask_(mask: Tensor, weight: Tensor, inv_alpha: float) -> Tensor:
+    """Turn a mask of zeros and ones, in place, into W * M / alpha: one pass over the memory."""
+    return torch.addcmul(mask.new_zeros(()), weight, mask, value=inv_alpha, out=mask)
+
+
+def unpack_mask_(packed: Bits, chosen: Tensor | None, out: Tensor) -> None:
+    """Write a bit-packed mask as zeros and ones into `out`; a look-up of whole bytes beats unpacking bits."""
+    if chosen is not None:
+        bits = torch.from_numpy(np.unpackbits(packed, count=int(chosen.sum())))
+        out.fill_(1)
+        out[chosen] = bits.to(out.device, out.dtype)
+        return
+    index = torch.from_numpy(packed).to(out.device, torch.int32)
+    table = _BITS_OF_BYTE.to(out.device, out.dtype)
+    if out.is_contiguous() and out.numel() == 8 * index.numel():
+        torch.index_select(table, 0, index, out=out.view(-1, 8))
+    else:
+        out.copy_(table.index_select(0, index).flatten()[: out.numel()].view(out.shape))
+
+
+class EffectiveWeight:
+    """The memory and the graph of one tensor's effective weight.
+
+    A training step may run the backbone several times (multi-crop); the effective weight is computed once and
+    shared until its backward has run. The memory is used again and again, because fresh pages cost more than
+    the arithmetic, but never while a graph still needs it.
+    """
+
+    def __init__(self) -> None:
+        self.buffer: Tensor | None = None
+        self.output: Tensor | None = None
+        self.in_graph = False
+
+    def blank(self, weight: Tensor) -> Tensor:
+        """Memory of the weight's shape to write a mask into."""
+        old = self.buffer
+        if (
+            old is None
+            or self.in_graph
+            or (old.shape, old.dtype, old.device, old.stride())
+            != (weight.shape, weight.dtype, weight.device, weight.stride())
+        ):
+            self.buffer = torch.empty_like(weight, requires_grad=False)
+        self.output, self.in_graph = None, False
+        assert self.buffer is not None
+        return self.buffer
+
+    def finish(self, score: Tensor | None, weight: Tensor, inv_alpha: float, detach_alpha: bool) -> None:
+        """Turn the mask in the buffer into the effective weight, tied to `score` where a gradient is wanted."""
+        assert self.buffer is not None
+        apply_mask_(self.buffer, weight, inv_alpha)
+        if score is None:
+            self.output = self.buffer
+        else:
+            self.output = _StraightThrough.apply(score, weight, self, inv_alpha, detach_alpha)
+            self.in_graph = True
+
+
+class _StraightThrough(torch.autograd.Function):
+    """Forward: the effective weight. Backward: dL/dM, handed to the score as it is."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, score: Tensor, weight: Tensor, slot: EffectiveWeight, inv_alpha: float, detach_alpha: bool
+    ) -> Tensor:
+        assert slot.buffer is not None
+        effective = slot.buffer.detach()
+        ctx.save_for_backward(weight, effective)
+        # Weak, because the slot holds the output, which holds this node: the loop would never be collected.
+        ctx.slot, ctx.inv_alpha, ctx.detach_alpha = weakref.ref(slot), inv_alpha, detach_alpha
+        return effective
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        # dL/dM_i = g_i w_i / alpha - (sum_j g_j w_j m_j) / (2 N alpha^3); the second term is alpha's share.
+        weight, effective = ctx.saved_tensors
+        offset = grad.new_zeros(())
+        if not ctx.detach_alpha:
+            offset = _dot(grad, effective) * (-(ctx.inv_alpha**2) / (2 * weight.numel()))
+        grad_mask = torch.addcmul(offset.to(grad.dtype), grad, weight, value=ctx.inv_alpha)
+        slot = ctx.slot()
+        if slot is not None and slot.buffer is not None and slot.buffer.data_ptr() == effective.data_ptr():
+            slot.output, slot.in_graph = None, False
+        return grad_mask.float(), None, None, None, None
+
+
+def _dot(a: Tensor, b: Tensor) -> Tensor:
+    """The inner product in float32; of tensors laid out alike in memory without a temporary."""
+    if a.dtype == b.dtype == torch.float32 and a.stride() == b.stride() and _is_dense(a):
+        flat = (a.numel(),), (1,)
+        return torch.dot(a.as_strided(*flat), b.as_strided(*flat))
+    return (a * b).sum(dtype=torch.float32)
+
+
+def _is_dense(a: Tensor) -> bool:
+    return a.is_contiguous() or (a.dim() == 4 and a.is_contiguous(memory_format=torch.channels_last))

@@ -1,0 +1,421 @@
+"""MaskedModel: a frozen base, run with masked weights."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from ..errors import ConfigError, UnknownMaskError
+from ..maskfile import Fingerprints, PackedMask, Preprocessing, pack_bits, read_mask_file, write_mask_file
+from .config import MaskConfig
+from .effective import EffectiveWeight, inverse_alpha, unpack_mask_
+from .norms import cumulative_average, norm_buffers, norm_layers, reset_statistics, saved_statistics
+from .rules import choose_fraction, initial_scores, write_mask
+from .selection import select_parameters, tied_names
+
+DEFAULT = "default"
+PathLike = str | os.PathLike[str]
+
+
+def get_masked_model(model: nn.Module, config: MaskConfig | None = None) -> MaskedModel:
+    """Freeze `model` and give the weights that `config` selects a trainable score each.
+
+    >>> masked = get_masked_model(model, MaskConfig(rule="threshold", select="auto"))
+    >>> optimizer = torch.optim.SGD(masked.scores.parameters(), lr=50, momentum=0.9)
+    """
+    config = config or MaskConfig()
+    masked = MaskedModel(model)
+    masked._add_scores(config, select_parameters(model, config))
+    return masked
+
+
+class MaskedModel(nn.Module):
+    """A base model run with `W * M / alpha` in place of `W`. Build one with `get_masked_model` or `from_pretrained`.
+
+    The base is frozen and never written to: effective weights and batch-norm statistics are handed to it for
+    the length of a call. `scores` are ordinary parameters. Masks loaded from files stay bit-packed.
+    """
+
+    base: nn.Module
+    scores: nn.ParameterDict
+
+    def __init__(self, base: nn.Module) -> None:
+        super().__init__()
+        self.base = base
+        self.scores = nn.ParameterDict()
+        self.config = MaskConfig()
+        self.base_name, self.preprocessing = Preprocessing.of_model(base)
+        self._trainable = {name: p.requires_grad for name, p in base.named_parameters(remove_duplicate=False)}
+        base.requires_grad_(False)
+        self._tied: dict[str, dict[str, list[str]]] = {}  # per mask: tensor -> all its names in the base
+        self._chosen: dict[str, Tensor] = {}
+        self._progress = 0.0
+        self._norm = nn.Module()  # our copy of the base's running statistics; they move with the scores
+        self._packed: dict[str, PackedMask] = {}
+        self._active: str | None = None  # None: no mask, the base as it is
+        self._fingerprints = Fingerprints()
+        self._slots: dict[str, EffectiveWeight] = {}
+        self._slots_key: object = None
+        self.train(base.training)
+
+    # ---- what is masked -------------------------------------------------------------------------------------
+
+    @property
+    def mask_names(self) -> list[str]:
+        """The masks on this base: the trainable one, if any, and the loaded ones."""
+        return ([DEFAULT] if len(self.scores) else []) + list(self._packed)
+
+    @property
+    def active_mask(self) -> str | None:
+        """The name of the mask in use, or None where the mask is disabled."""
+        return self._active
+
+    @property
+    def num_masked(self) -> int:
+        """How many scalars carry a score, or a bit, in the active mask."""
+        if self._active in self._packed:
+            return sum(self._packed[self._active].sizes.values())
+        return sum(
+            int(self._chosen[name].sum()) if name in self._chosen else weight.numel()
+            for name, weight in self._weights(self._tied.get(DEFAULT, ())).items()
+        )
+
+    def sparsity(self) -> dict[str, float]:
+        """The share of masked weights that is active, per tensor and in "total" (the paper's "sparsity")."""
+        mask = self.pack()
+        active = mask.active
+        shares = {name: active[name] / n if n else 1.0 for name, n in mask.sizes.items()}
+        return shares | {"total": sum(active.values()) / max(sum(mask.sizes.values()), 1)}
+
+    @property
+    def progress(self) -> float:
+        """How far training has come, from 0 to 1; the training loop sets it for the progressive rule."""
+        return self._progress
+
+    @progress.setter
+    def progress(self, value: float) -> None:
+        if not 0 <= value <= 1:
+            raise ConfigError("progress is out of range", expected="0 to 1", found=value)
+        self._progress = float(value)
+
+    # ---- running --------------------------------------------------------------------------------------------
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return functional_call(self.base, self._replacements(), args, kwargs)
+
+    def train(self, mode: bool = True) -> MaskedModel:
+        super().train(mode)
+        if mode and self.config.norm == "frozen":
+            for layer in norm_layers(self.base).values():
+                layer.eval()
+        return self
+
+    @contextmanager
+    def disable_mask(self) -> Iterator[None]:
+        """Within, the model is the untouched base, its own batch-norm statistics included."""
+        active, self._active = self._active, None
+        try:
+            yield
+        finally:
+            self._active = active
+
+    def set_mask(self, name: str) -> None:
+        """Make a mask the active one. Only the active mask is expanded to full weights."""
+        if name not in self.mask_names:
+            raise UnknownMaskError(
+                f"no mask named {name!r} is loaded",
+                expected=", ".join(self.mask_names) or "none is loaded",
+                todo="load it first: masked.load_mask(path, name=...)",
+            )
+        self._active = name
+
+    def delete_mask(self, name: str) -> None:
+        """Forget a loaded mask. The active one cannot be deleted: set another first."""
+        if name not in self._packed or name == self._active:
+            raise UnknownMaskError(f"the mask {name!r} is active, or was never loaded", found=self.mask_names)
+        del self._packed[name], self._tied[name]
+
+    @torch.no_grad()
+    def recalibrate(self, batches: Iterable[Any]) -> None:
+        """Re-estimate the active mask's batch-norm statistics as plain averages over `batches` of inputs.
+
+        A batch is what the model takes: a tensor, or a tuple or list whose first item is one (labels are ignored).
+        """
+        statistics = self._statistics()
+        if self._active is None or not statistics:
+            return
+        was_training = self.training
+        layers = norm_layers(self.base).values()
+        kept = {name: value.clone() for name, value in statistics.items()}
+        reset_statistics(statistics)
+        seen = 0
+        self.eval()
+        try:
+            with cumulative_average(layers):
+                for layer in layers:
+                    layer.train()
+                replacements = {**self._replacements(), **statistics}
+                for batch in batches:
+                    inputs = batch[0] if isinstance(batch, tuple | list) else batch
+                    functional_call(self.base, replacements, (inputs,))
+                    seen += 1
+        finally:
+            if not seen:
+                for name, value in kept.items():
+                    statistics[name].copy_(value)
+            self.train(was_training)
+        if not seen:
+            raise ConfigError("recalibrate needs at least one batch", found="none")
+
+    # ---- files ----------------------------------------------------------------------------------------------
+
+    def save_pretrained(
+        self,
+        path: PathLike,
+        *,
+        relative_to: str | PathLike | None = None,
+        head: Mapping[str, Tensor] | None = None,
+        notes: str = "",
+    ) -> int:
+        """Write the active mask to one `.smn` file, atomically, and return its size in bytes.
+
+        `relative_to` names a loaded mask, or a file, to store only the difference to; it is needed again to load.
+        """
+        mask = self.pack(head=head, notes=notes)
+        reference = None if relative_to is None else self._resolve(relative_to)
+        return write_mask_file(path, mask, self._bit_weights(mask), relative_to=reference)
+
+    @classmethod
+    def from_pretrained(
+        cls, model: nn.Module, path: PathLike, *, relative_to: PathLike | None = None, is_trainable: bool = False
+    ) -> MaskedModel:
+        """Put the mask of a file on its base. With `is_trainable` it gets scores, to be trained on from there."""
+        masked = cls(model)
+        masked.load_mask(path, DEFAULT, relative_to=relative_to)
+        masked.set_mask(DEFAULT)
+        if is_trainable:
+            masked._make_trainable()
+        return masked
+
+    def load_mask(self, path: PathLike, name: str, *, relative_to: str | PathLike | None = None) -> None:
+        """Load a mask beside the others, bit-packed; `set_mask(name)` then makes it the active one."""
+        if name in self.mask_names:
+            raise ConfigError(f"a mask named {name!r} is here already", todo="choose another name")
+        mask = self._read(path, None if relative_to is None else self._resolve(relative_to))
+        self._tied[name] = tied_names(self.base, list(mask.bits))
+        self._packed[name] = mask
+
+    def merge_and_unload(self) -> nn.Module:
+        """A copy of the base with the active mask burnt in: a plain module with no trace of us."""
+        dense = copy.deepcopy(self.base)
+        replaced = {name: value.detach() for name, value in self._replacements().items()}
+        members = dict(dense.named_parameters(remove_duplicate=False)) | dict(dense.named_buffers())
+        with torch.no_grad():
+            for name, value in replaced.items():
+                members[name].copy_(value)
+        for name, parameter in dense.named_parameters(remove_duplicate=False):
+            parameter.requires_grad_(self._trainable[name])
+        return dense.train(self.training)
+
+    def pack(self, *, head: Mapping[str, Tensor] | None = None, notes: str = "") -> PackedMask:
+        """The active mask as bits and statistics, with all that a mask file says of it."""
+        if self._active is None:
+            raise ConfigError("no mask is active", todo="leave disable_mask(), or set_mask(name)")
+        if self._active in self._packed:
+            mask = self._packed[self._active]
+            return mask if head is None and not notes else mask.replaced(head=head, notes=notes)
+        bits, sizes = {}, {}
+        for name, score in self._named_scores().items():
+            out = torch.empty_like(score, dtype=torch.float32, requires_grad=False)
+            chosen = self._chosen.get(name)
+            with torch.no_grad():
+                write_mask(score, self.config, self._progress, chosen, out)
+            flat = out[chosen] if chosen is not None else out.flatten()
+            bits[name], sizes[name] = pack_bits(flat), flat.numel()
+        weights = self._weights(bits)
+        statistics = saved_statistics(self._statistics())
+        frozen = self.config.norm == "frozen"
+        return PackedMask(
+            bits=bits,
+            sizes=sizes,
+            shapes={name: tuple(weight.shape) for name, weight in weights.items()},
+            config=self.config.to_dict(),
+            norm={} if frozen else {name: value.detach().clone() for name, value in statistics.items()},
+            norm_fingerprint=Fingerprints().of(statistics) if frozen and statistics else None,
+            head=dict(head or {}),
+            base_name=self.base_name,
+            fingerprint=self._fingerprints.of(weights),
+            preprocessing=self.preprocessing,
+            notes=notes,
+        )
+
+    # ---- how it works ---------------------------------------------------------------------------------------
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _replacements(self) -> dict[str, Tensor]:
+        """What the base gets instead of its own tensors for one call: effective weights and statistics."""
+        statistics = self._statistics()
+        if self.training and self._active != self._trained:
+            # Batch statistics may be used in train mode, but neither the base nor a loaded mask may change.
+            statistics = {name: value.clone() for name, value in (norm_buffers(self.base) | statistics).items()}
+        if self._active is None:
+            return statistics
+        return {**self._effective_weights(self._active), **statistics}
+
+    def _statistics(self) -> dict[str, Tensor]:
+        """The running statistics that belong to the active mask."""
+        if self._active is None:
+            return {}
+        if self._active == self._trained:
+            return {_name(key): value for key, value in self._norm.named_buffers()}
+        return self._packed[self._active].norm
+
+    def _effective_weights(self, active: str) -> dict[str, Tensor]:
+        """W * M / alpha for every masked tensor, computed only when scores changed or a graph was used up."""
+        tied = self._tied[active]
+        weights = self._weights(tied)
+        scores = self._named_scores() if active == self._trained else {}
+        tracked = {name for name, score in scores.items() if score.requires_grad and torch.is_grad_enabled()}
+        key = (active, self._progress, *(tensor._version for tensor in (*scores.values(), *weights.values())))
+        current = key == self._slots_key and all(
+            (slot := self._slots[name]).output is not None and (slot.in_graph or name not in tracked) for name in tied
+        )
+        if not current:
+            with torch.inference_mode(False), torch.no_grad():
+                self._slots = {name: self._slots.get(name) or EffectiveWeight() for name in tied}
+                inverse = self._write_masks(active, weights, scores)
+            for name, weight in weights.items():
+                score = scores[name] if name in tracked else None
+                self._slots[name].finish(score, weight, inverse[name], self.config.detach_alpha)
+            self._slots_key = key
+        return {alias: self._slots[name].output for name, names in tied.items() for alias in names}  # type: ignore[misc]
+
+    def _write_masks(
+        self, active: str, weights: dict[str, Tensor], scores: dict[str, nn.Parameter]
+    ) -> dict[str, float]:
+        """Write the mask of every tensor into its slot; return 1 / alpha of each."""
+        if active == self._trained:
+            counts = []
+            for name, weight in weights.items():
+                out = self._slots[name].blank(weight)
+                write_mask(scores[name], self.config, self._progress, self._chosen.get(name), out)
+                counts.append(torch.count_nonzero(out))
+            # One transfer for all counts: on a GPU each would wait for the device.
+            number_on = dict(zip(weights, torch.stack(counts).tolist(), strict=True))
+        else:
+            mask = self._packed[active]
+            config = MaskConfig.from_dict(mask.config)
+            number_on = {}
+            for name, weight in weights.items():
+                chosen = choose_fraction(name, weight, config)
+                unpack_mask_(mask.bits[name], chosen, self._slots[name].blank(weight))
+                number_on[name] = mask.active[name] + weight.numel() - mask.sizes[name]
+        return {name: inverse_alpha(number_on[name], weight.numel()) for name, weight in weights.items()}
+
+    @property
+    def _trained(self) -> str | None:
+        """The name of the trainable mask, if there is one."""
+        return DEFAULT if len(self.scores) else None
+
+    def _named_scores(self) -> dict[str, nn.Parameter]:
+        return {_name(key): score for key, score in self.scores.items()}
+
+    def _weights(self, names: Iterable[str]) -> dict[str, Tensor]:
+        return {name: self.base.get_parameter(name) for name in names}
+
+    def _bit_weights(self, mask: PackedMask) -> dict[str, Tensor]:
+        """The base weights that carry a bit, flat: what the codecs use as side information."""
+        config = MaskConfig.from_dict(mask.config)
+        flat = {}
+        for name, weight in self._weights(mask.sizes).items():
+            chosen = choose_fraction(name, weight, config)
+            flat[name] = (weight if chosen is None else weight[chosen]).detach().flatten()
+        return flat
+
+    def _add_scores(self, config: MaskConfig, names: list[str]) -> None:
+        self.config = config
+        self._tied[DEFAULT] = tied_names(self.base, names)
+        generator = torch.Generator().manual_seed(config.seed)
+        for name, weight in self._weights(names).items():
+            self.scores[_key(name)] = nn.Parameter(initial_scores(weight, config, generator))
+            chosen = choose_fraction(name, weight, config)
+            if chosen is not None:
+                self._chosen[name] = chosen
+        for name, value in norm_buffers(self.base).items():
+            self._norm.register_buffer(_key(name), value.detach().clone())
+        self._active = DEFAULT
+        self.train(self.training)
+
+    def _make_trainable(self) -> None:
+        """Give the loaded default mask scores: as far above the threshold where on as below it where off."""
+        mask = self._packed.pop(DEFAULT)
+        config = MaskConfig.from_dict(mask.config)
+        self._add_scores(config, list(mask.bits))
+        distance = abs(config.s0 - config.mu) or 1.0
+        with torch.no_grad():
+            for name, score in self._named_scores().items():
+                unpack_mask_(mask.bits[name], self._chosen.get(name), score)
+                score.mul_(2 * distance).add_(config.mu - distance)
+            for name, value in mask.norm.items():
+                self._norm.get_buffer(_key(name)).copy_(value)
+        self._progress = 1.0
+
+    def _read(self, path: PathLike, reference: PackedMask | None) -> PackedMask:
+        references = list(self._packed.values()) if reference is None else [reference]
+        return read_mask_file(
+            path,
+            parameters=dict(self.base.named_parameters(remove_duplicate=False)),
+            buffers=saved_statistics(norm_buffers(self.base)),
+            fingerprints=self._fingerprints,
+            bit_weights=self._bit_weights,
+            references=references,
+        )
+
+    def _resolve(self, mask: str | PathLike) -> PackedMask:
+        """A mask given by the name it is loaded under, or by its file."""
+        if not isinstance(mask, str) or mask not in self.mask_names:
+            return self._read(mask, None)
+        active, self._active = self._active, mask
+        try:
+            return self.pack()
+        finally:
+            self._active = active
+
+    # ---- being an ordinary module ---------------------------------------------------------------------------
+
+    def _apply(self, fn: Any, recurse: bool = True) -> MaskedModel:
+        """`.to()` and its kin. Scores stay float32 whatever the base becomes (see `initial_scores`)."""
+        before = {key: score.data for key, score in self.scores.items()}
+        names = {name for tied in self._tied.values() for name in tied}
+        self._fingerprints.remember(self._weights(names), fn)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        for key, score in self.scores.items():
+            if score.dtype != torch.float32:
+                gradient, score.grad = score.grad, None
+                score.data = before[key].to(score.device)
+                score.grad = None if gradient is None else gradient.float()
+        weights = self._weights(names)
+        self._chosen = {name: chosen.to(weights[name].device) for name, chosen in self._chosen.items()}
+        for mask in self._packed.values():
+            mask.norm = {name: fn(value) for name, value in mask.norm.items()}
+        self._slots, self._slots_key = {}, None
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Graphs can be neither copied nor sent to another process; they are made anew on the next call.
+        return self.__dict__ | {"_slots": {}, "_slots_key": None}
+
+
+def _key(name: str) -> str:
+    return name.replace(".", "/")  # module members may not have dots in their names
+
+
+def _name(key: str) -> str:
+    return key.replace("/", ".")
