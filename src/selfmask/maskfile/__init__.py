@@ -2,10 +2,12 @@
 
 from .container import inspect_mask_file, read_mask_file, write_mask_file
 from .fingerprint import Fingerprints
+from .manifest import Manifest
 from .mask import PackedMask, Preprocessing, pack_bits
 
 __all__ = [
     "Fingerprints",
+    "Manifest",
     "PackedMask",
     "Preprocessing",
     "inspect_mask_file",

@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import lzma
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -28,6 +30,7 @@ RAW, RICE, LZMA = "raw", "rice", "lzma"
 CODECS = (RAW, RICE, LZMA)
 
 _MAX_BORDERS = 2  # a third saves 1 % more, and costs a quarter of the decoding time
+_LARGE = 1 << 20  # tensors of more weights get one border: 3 % larger, and as fast to load as a checkpoint
 _BINS = 32  # candidate class borders are quantiles of |w|
 _HEADER_BITS = 40  # what one more class costs: border, parameter and number of rare symbols
 _ON_IS_RARE = 0x80  # added to the number of borders
@@ -38,14 +41,23 @@ _LZMA_FILTERS = [{"id": lzma.FILTER_LZMA2, "preset": 6, "dict_size": 1 << 23}]
 
 
 def encode(bits: Mapping[str, Bits], sizes: Mapping[str, int], weights: Mapping[str, Tensor]) -> Coded:
-    """Code each tensor in the smallest way. Tensors coded with lzma share one stream, returned last."""
-    alone = {name: min(_candidates(bits[name], sizes[name], weights[name]), key=_length) for name in sorted(bits)}
-    shared = {name for name in alone if _length(alone[name]) > len(_lzma(bits[name].tobytes()))}
-    plans: list[Coded] = []
-    for group in (set[str](), shared, set(alone)):
-        stream = _lzma(b"".join(bits[name].tobytes() for name in alone if name in group)) if group else b""
-        tensors = {name: (LZMA, b"") if name in group else coded for name, coded in alone.items()}
-        plans.append((tensors, stream))
+    """Code each tensor in the smallest way: a codec and its bytes for each, and the stream that lzma ones share.
+
+    The result is never larger than lzma over everything, to a few bytes.
+    """
+    data = {name: bits[name].tobytes() for name in sorted(bits)}
+    with ThreadPoolExecutor(1) as pool:  # lzma is slow, and lets go of the interpreter lock
+        everything = pool.submit(_lzma, b"".join(data.values()))
+        rice = {name: _rice(bits[name], sizes[name], weights[name]) for name in data}
+        alone = {name: min((RAW, raw), (RICE, rice[name]), key=_length) for name, raw in data.items()}
+        shared = everything.result()
+    total = sum(map(_length, alone.values()))
+    if len(shared) > 1.1 * total:  # learned masks end here: no stream could save what it costs
+        return alone, b""
+    plans: list[Coded] = [(alone, b""), (dict.fromkeys(data, (LZMA, b"")), shared)]
+    if group := {name for name, raw in data.items() if len(_lzma(raw)) < _length(alone[name])}:
+        mixed = {name: (LZMA, b"") if name in group else coded for name, coded in alone.items()}
+        plans.append((mixed, _lzma(b"".join(data[name] for name in data if name in group))))
     return min(plans, key=lambda plan: len(plan[1]) + sum(map(_length, plan[0].values())))
 
 
@@ -71,10 +83,6 @@ Coded = tuple[dict[str, tuple[str, bytes]], bytes]
 Flags = npt.NDArray[np.bool_]
 Positions = npt.NDArray[np.integer[Any]]
 Borders = npt.NDArray[np.float32]
-
-
-def _candidates(packed: Bits, n: int, weight: Tensor) -> list[tuple[str, bytes]]:
-    return [(RAW, packed.tobytes()), (RICE, _rice(packed, n, weight))]
 
 
 def _length(coded: tuple[str, bytes]) -> int:
@@ -135,12 +143,13 @@ def _unrice_checked(payload: memoryview, n: int, weight: Tensor) -> Bits:
             raise ValueError(f"a class of parameter {k} with {count} of {n} weights")
         classes.append((k, count))
 
+    narrow: type[np.signedinteger[Any]] = np.int32 if n < 2**31 else np.int64  # half the traffic where it suffices
     remainders: list[Positions] = []
     for k, count in classes:
-        remainder: Positions = np.zeros(count, np.int32)
+        remainder = np.zeros(count, narrow)
         for bit in range(k):
             plane = np.frombuffer(payload[at : at + -(-count // 8)], np.uint8)
-            remainder |= np.left_shift(np.unpackbits(plane, count=count), bit, dtype=np.int32)
+            remainder += np.left_shift(np.unpackbits(plane, count=count), bit, dtype=narrow)
             at += plane.size
         remainders.append(remainder)
     unary = np.unpackbits(np.frombuffer(payload[at:], np.uint8)).view(bool)
@@ -148,12 +157,17 @@ def _unrice_checked(payload: memoryview, n: int, weight: Tensor) -> Bits:
     total = sum(count for _, count in classes)
     if ends.size != total or unary.size - (int(ends[-1]) + 1 if total else 0) >= 8:
         raise ValueError(f"{ends.size} codes where {total} were announced, or bytes left over")
+    quotients = np.diff(ends, prepend=-1).astype(narrow)
+    quotients -= 1
     rare: list[Positions] = []
-    before = 0
-    for (k, count), remainder in zip(classes, remainders, strict=True):
-        steps = np.diff(ends[before : before + count], prepend=ends[before - 1] if before else -1)
-        rare.append(np.cumsum((steps - 1 << k) + remainder + 1) - 1)
-        before += count
+    for (k, count), gaps in zip(classes, remainders, strict=True):
+        quotient, quotients = quotients[:count], quotients[count:]
+        if count and int(quotient.max()) << k > n:
+            raise ValueError("a gap larger than the tensor")
+        quotient <<= k
+        gaps += quotient
+        gaps += 1
+        rare.append(np.cumsum(gaps, dtype=np.int64) - 1)
     return _place(rare, on_is_rare, n, weight, borders)
 
 
@@ -201,11 +215,9 @@ def _class_members(weight: Tensor, borders: Borders) -> Iterator[tuple[slice, li
         members: list[Positions | None] = []
         if borders.size:
             large = torch.abs(flat[chunk], out=magnitude[: chunk.stop - start]).numpy()
-            larger = np.zeros(large.size, bool)
-            for border in borders:
-                above = large >= border
-                members.append(np.flatnonzero(above > larger))
-                larger = above
+            above = [large >= border for border in borders]
+            members.append(np.flatnonzero(above[0]))
+            members += [np.flatnonzero(now > before) for before, now in pairwise(above)]
         yield chunk, [*members, None]
 
 
@@ -231,7 +243,7 @@ def _choose_borders(is_rare: Flags, weight: Tensor) -> Borders:
     if len(edges):
         one = last + top + _HEADER_BITS
         choices.append((float(one.min()), [int(one.argmin())]))
-    if len(edges) > 1:
+    if len(edges) > 1 and n <= _LARGE:
         two = np.where(np.tri(len(edges), dtype=bool), np.inf, last[:, None] + middle + top[None, :] + 2 * _HEADER_BITS)
         low, high = np.unravel_index(int(two.argmin()), two.shape)
         choices.append((float(two.min()), [int(high), int(low)]))

@@ -127,7 +127,7 @@ class MaskedModel(nn.Module):
             self._active = active
 
     def set_mask(self, name: str) -> None:
-        """Make a mask the active one. Only the active mask is expanded to full weights."""
+        """Make a mask the active one, and expand it to full weights; all others stay packed."""
         if name not in self.mask_names:
             raise UnknownMaskError(
                 f"no mask named {name!r} is loaded",
@@ -135,6 +135,7 @@ class MaskedModel(nn.Module):
                 todo="load it first: masked.load_mask(path, name=...)",
             )
         self._active = name
+        self._effective_weights(name)
 
     def delete_mask(self, name: str) -> None:
         """Forget a loaded mask. The active one cannot be deleted: set another first."""
@@ -199,9 +200,9 @@ class MaskedModel(nn.Module):
         """Put the mask of a file on its base. With `is_trainable` it gets scores, to be trained on from there."""
         masked = cls(model)
         masked.load_mask(path, DEFAULT, relative_to=relative_to)
-        masked.set_mask(DEFAULT)
         if is_trainable:
             masked._make_trainable()
+        masked.set_mask(DEFAULT)
         return masked
 
     def load_mask(self, path: PathLike, name: str, *, relative_to: str | PathLike | None = None) -> None:

@@ -1,0 +1,1 @@
+"""Side-by-side measurements: each prints ratios against what a user would do otherwise."""

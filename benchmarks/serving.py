@@ -1,0 +1,63 @@
+"""Using a mask: forward passes, loading from disk and switching, against the plain base and a full checkpoint."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import timm
+import torch
+from torch import nn
+
+from selfmask import MaskedModel
+
+from .common import BATCH, SIZE, Row, learn_mask, timed
+
+
+def forward_rows(name: str) -> list[Row]:
+    base = timm.create_model(name, num_classes=0).eval()
+    masked = learn_mask(base, lr=2000, steps=2, select="paper-resnet")
+    images = torch.randn(BATCH, 3, SIZE, SIZE)
+    with torch.inference_mode():
+        label = f"{name}: forward with a mask / plain base"
+        return [timed(label, lambda: masked(images), lambda: base(images), 1.02, repeats=25)]
+
+
+def loading_rows(folder: Path, base: nn.Module, masks: list[MaskedModel]) -> list[Row]:
+    """`masks` are two learned ResNet-50 masks on `base`."""
+    checkpoint = folder / "full.pt"
+    torch.save(base.state_dict(), checkpoint)
+    files = [folder / f"{i}.smn" for i in range(2)]
+    for mask, file in zip(masks, files, strict=True):
+        mask.save_pretrained(file)
+    dense = copy.deepcopy(base)
+    masked = MaskedModel.from_pretrained(base, files[0])
+    masked.load_mask(files[1], "other")
+    turn = 0
+
+    def load_checkpoint() -> None:
+        dense.load_state_dict(torch.load(checkpoint, weights_only=True))
+
+    def load_mask() -> None:
+        nonlocal turn
+        turn += 1
+        masked.load_mask(files[turn % 2], f"mask {turn}")
+        masked.set_mask(f"mask {turn}")
+        if turn > 1:
+            masked.delete_mask(f"mask {turn - 1}")
+
+    def load_first_mask() -> None:
+        MaskedModel.from_pretrained(base, files[0])
+
+    def switch() -> None:
+        masked.set_mask("default" if masked.active_mask == "other" else "other")
+
+    share = 1 - masks[0].sparsity()["total"]
+    label = f"resnet50, {share:.1%} off"
+    return [
+        timed(f"{label}: decode and apply a mask / load a checkpoint", load_mask, load_checkpoint, 1.0, repeats=25),
+        timed(f"{label}: switch masks in memory / load a checkpoint", switch, load_checkpoint, 0.25, repeats=25),
+        timed(
+            f"{label}: first mask on a base (hashes it) / load a checkpoint", load_first_mask, load_checkpoint, None, 9
+        ),
+    ]

@@ -1,0 +1,98 @@
+"""Bytes of a mask against general compressors over 1-bit packing, on learned masks and on synthetic patterns."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import lzma
+from collections.abc import Callable
+
+import lz4.frame
+import numpy as np
+import numpy.typing as npt
+import snappy
+import torch
+from rich.table import Table
+from torch import Tensor
+
+from selfmask import MaskedModel
+from selfmask.maskfile import codecs
+
+from .common import Row
+
+Pattern = Callable[[np.random.Generator, tuple[int, ...]], npt.NDArray[np.bool_]]
+
+COMPRESSORS: dict[str, Callable[[bytes], bytes]] = {
+    "gzip": gzip.compress,
+    "bz2": bz2.compress,
+    "lzma": lzma.compress,
+    "lz4": lz4.frame.compress,
+    "snappy": snappy.compress,
+}
+
+
+def learned_rows(masks: dict[str, MaskedModel]) -> tuple[list[Row], Table]:
+    """Ours against lzma on learned masks, and a table of bytes for everything else."""
+    rows = []
+    table = Table(
+        "mask", "off", "float32", "1-bit", *COMPRESSORS, "ours", title="Bytes of learned masks, norm statistics apart"
+    )
+    for name, masked in masks.items():
+        packed = masked.pack()
+        data = b"".join(bits.tobytes() for bits in packed.bits.values())
+        coded = size(codecs.encode(packed.bits, packed.sizes, masked._bit_weights(packed)))
+        others = {kind: len(compress(data)) for kind, compress in COMPRESSORS.items()}
+        off = f"{1 - masked.sparsity()['total']:.2%}"
+        numbers = [4 * masked.num_masked, len(data), *others.values(), coded]
+        table.add_row(name, off, *(f"{number:,}" for number in numbers))
+        what = f"{name}, {off} off: bytes of the mask / lzma"
+        rows.append(Row(what, f"{coded:,}", f"{others['lzma']:,}", coded / others["lzma"], 0.85))
+    return rows, table
+
+
+def synthetic_rows() -> list[Row]:
+    """No pattern may come out worse than lzma."""
+    rng = np.random.default_rng(0)
+    shapes = [(64, 3, 7, 7), (128, 64, 3, 3), (256, 128, 3, 3), (512, 256, 3, 3), (512, 128, 1, 1), (512,)]
+    rows = []
+    for name, pattern in PATTERNS.items():
+        on = {str(i): pattern(rng, shape) for i, shape in enumerate(shapes)}
+        bits = {key: np.packbits(value) for key, value in on.items()}
+        sizes = {key: value.size for key, value in on.items()}
+        weights: dict[str, Tensor] = {key: torch.randn(value.size) for key, value in on.items()}
+        coded = size(codecs.encode(bits, sizes, weights))
+        other = len(lzma.compress(b"".join(packed.tobytes() for packed in bits.values())))
+        rows.append(Row(f"pattern {name}: bytes of the mask / lzma", f"{coded:,}", f"{other:,}", coded / other, 1.02))
+    return rows
+
+
+def size(coded: codecs.Coded) -> int:
+    tensors, shared = coded
+    return len(shared) + sum(len(payload) for _, payload in tensors.values())
+
+
+def _iid(off: float) -> Pattern:
+    return lambda rng, shape: rng.random(shape) >= off
+
+
+def _per_channel(rng: np.random.Generator, shape: tuple[int, ...]) -> npt.NDArray[np.bool_]:
+    off = rng.beta(0.3, 3, size=(shape[0],) + (1,) * (len(shape) - 1))
+    return rng.random(shape) >= off
+
+
+def _blocky(rng: np.random.Generator, shape: tuple[int, ...]) -> npt.NDArray[np.bool_]:
+    """Whole kernels and whole output channels are off."""
+    outer = rng.random(shape[:2] + (1,) * (len(shape) - 2)) >= 0.1
+    rows = rng.random((shape[0],) + (1,) * (len(shape) - 1)) >= 0.1
+    return np.broadcast_to(outer & rows, shape).copy()
+
+
+PATTERNS: dict[str, Pattern] = {
+    "iid 1 % off": _iid(0.01),
+    "iid 10 % off": _iid(0.10),
+    "iid 50 % off": _iid(0.50),
+    "iid 90 % off": _iid(0.90),
+    "rate varies by channel": _per_channel,
+    "blocky": _blocky,
+    "all on": _iid(0.0),
+}

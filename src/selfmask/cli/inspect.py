@@ -1,0 +1,93 @@
+"""`selfmask inspect`: what is in a mask file, without its base."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections import Counter
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from ..maskfile import Manifest, inspect_mask_file
+
+_BAR = 24
+
+
+def inspect(
+    file: Annotated[Path, typer.Argument(help="A mask file (.smn).", show_default=False)],
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything as one JSON object.")] = False,
+) -> None:
+    """Show what a mask file holds: its sizes, the share of weights left on per layer, its base and preprocessing.
+
+    The file is checked for damage on the way. Example:  selfmask inspect birds.smn
+    """
+    manifest, parts = inspect_mask_file(file)
+    summary = summarise(manifest, parts)
+    if as_json:
+        print(json.dumps(summary, indent=2))
+    else:
+        _show(Console(), file, manifest, summary)
+
+
+def summarise(manifest: Manifest, parts: dict[str, int]) -> dict[str, Any]:
+    """The numbers that `inspect` shows, as plain values."""
+    bits = sum(entry.bits for entry in manifest.masks.values())
+    active = sum(entry.active for entry in manifest.masks.values())
+    words = dataclasses.asdict(manifest)
+    return {
+        "bytes": {
+            **parts,
+            "one_bit": sum(-(-entry.bits // 8) for entry in manifest.masks.values()),
+            "float32": 4 * sum(math.prod(entry.shape) for entry in manifest.masks.values()),
+        },
+        "bits": bits,
+        "active_share": active / bits if bits else 1.0,
+        "codecs": dict(Counter(entry.codec for entry in manifest.masks.values())),
+        **words,
+    }
+
+
+def _show(console: Console, file: Path, manifest: Manifest, summary: dict[str, Any]) -> None:
+    size = summary["bytes"]
+    sizes = Table("what", "bytes", "of float32", title=escape(str(file)), title_justify="left")
+    for what, number in (
+        ("float32 copy of the masked weights", size["float32"]),
+        ("1 bit a weight", size["one_bit"]),
+        ("coded masks in this file", size["masks"]),
+        ("batch-norm statistics", size["norm"]),
+        ("head", size["head"]),
+        ("this file, all in all", size["file"]),
+    ):
+        sizes.add_row(what, f"{number:,}", f"{number / max(size['float32'], 1):.2%}")
+    console.print(sizes)
+    layers = Table("layer", "weights", "on", "", "codec", title="share of weights left on", title_justify="left")
+    for name, entry in manifest.masks.items():
+        share = entry.active / entry.bits if entry.bits else 1.0
+        filled = round(_BAR * share)
+        bar = "█" * filled + "·" * (_BAR - filled)
+        layers.add_row(escape(name), f"{entry.bits:,}", f"{share:.2%}", bar, entry.codec)
+    console.print(layers)
+    facts = Table.grid(padding=(0, 2))
+    prepared = "not known"
+    if (how := manifest.preprocessing) is not None:
+        prepared = f"{how.size[0]}x{how.size[1]} {how.interpolation}, mean {how.mean}, std {how.std}"
+    settings = {key: value for key, value in manifest.config.items() if value not in ((), [], None)}
+    for key, value in {
+        "on in all": f"{summary['active_share']:.3%} of {summary['bits']:,}",
+        "base": f"{manifest.base_name or 'not named'}, fingerprint {manifest.fingerprint[:16]}",
+        "preprocessing": prepared,
+        "settings": ", ".join(f"{key}={value}" for key, value in settings.items()),
+        "relative to": manifest.relative_to and f"mask {manifest.relative_to[:16]}",
+        "mask": manifest.mask_sha256[:16],
+        "written by": manifest.creator,
+        "notes": manifest.notes,
+    }.items():
+        if value:
+            facts.add_row(key, escape(value))
+    console.print(facts)

@@ -1,0 +1,85 @@
+"""The command line as a user meets it: in processes of its own."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from selfmask import MaskConfig, get_masked_model
+
+SELFMASK = [str(Path(sys.executable).with_name("selfmask"))]
+
+
+def run(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*SELFMASK, *arguments], capture_output=True, text=True, cwd=cwd)
+
+
+@pytest.fixture
+def mask_file(tmp_path: Path) -> Path:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.Conv2d(16, 32, 3))
+    masked = get_masked_model(model, MaskConfig(rule="topk", active_share=0.75))
+    masked.save_pretrained(tmp_path / "a.smn", notes="[bold]not markup[/bold]")
+    return tmp_path / "a.smn"
+
+
+def test_inspect_shows_sizes_layers_and_notes(mask_file: Path) -> None:
+    result = run("inspect", str(mask_file))
+    assert result.returncode == 0, result.stderr
+    assert "75.00%" in result.stdout
+    assert f"{mask_file.stat().st_size:,}" in result.stdout
+    assert "[bold]not markup[/bold]" in result.stdout
+
+
+def test_inspect_json_adds_up(mask_file: Path) -> None:
+    found = json.loads(run("inspect", str(mask_file), "--json").stdout)
+    sizes = found["bytes"]
+    assert sizes["file"] == mask_file.stat().st_size
+    assert sizes["file"] == sizes["masks"] + sizes["norm"] + sizes["head"] + sizes["words"]
+    weights = 16 * 3 * 9 + 16 + 32 * 16 * 9 + 32
+    assert (found["bits"], sizes["float32"], sizes["norm"]) == (weights, 4 * weights, 4 * 2 * 16)
+    assert found["active_share"] == pytest.approx(0.75, abs=1e-3)
+
+
+@pytest.mark.parametrize("content", [None, b"", b"text, not a mask", b"\xff" * 64])
+def test_inspect_of_anything_else_is_an_error_with_advice(tmp_path: Path, content: bytes | None) -> None:
+    path = tmp_path / "x.smn"
+    if content is not None:
+        path.write_bytes(content)
+    result = run("inspect", str(path))
+    assert result.returncode == 2
+    assert "error:" in result.stderr
+    assert "do:" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_damage_is_seen_without_the_base(mask_file: Path) -> None:
+    data = bytearray(mask_file.read_bytes())
+    data[-3] ^= 1
+    mask_file.write_bytes(data)
+    result = run("inspect", str(mask_file))
+    assert result.returncode == 2
+    assert "altered" in result.stderr
+
+
+def test_help_names_every_verb() -> None:
+    result = run("--help")
+    assert result.returncode == 0
+    assert "inspect" in result.stdout
+    assert "demo" in result.stdout
+
+
+def test_demo_learns_by_masking_alone(tmp_path: Path) -> None:
+    result = run("demo", "--picture", "demo.svg", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert "outputs identical" in result.stdout
+    line = next(line for line in result.stdout.splitlines() if line.startswith("test accuracy"))
+    before, after, _ = (float(word.rstrip("%,")) for word in line.split() if word.rstrip(",").endswith("%"))
+    assert after > before + 50
+    assert (tmp_path / "runs/demo/mask.smn").stat().st_size < 40_000
+    picture = (tmp_path / "demo.svg").read_text()
+    assert "url(" not in picture.replace("url(#", "")  # nothing is loaded from the network

@@ -1,0 +1,1 @@
+"""Tests of the mask file. `smn.py` is a second, independent reader to compare with."""

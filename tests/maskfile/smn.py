@@ -1,0 +1,231 @@
+"""A second reader and writer of mask files: plain Python, bit by bit, sharing no code with the library.
+
+It is the oracle that the real codecs are compared with, and the tool that makes hostile files: it builds any
+header it is told to, and repairs the hashes so that the checks behind them are reached.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import itertools
+import json
+import lzma
+import math
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+Part = tuple[str, list[int], bytes]  # type, shape, bytes
+KINDS = {
+    "F64": "float64",
+    "F32": "float32",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "I64": "int64",
+    "I32": "int32",
+    "I16": "int16",
+    "I8": "int8",
+    "U8": "uint8",
+    "BOOL": "bool",
+}
+
+
+class InvalidError(Exception):
+    """The oracle finds that these bytes are no mask."""
+
+
+# ---- the container ----------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class Smn:
+    """A mask file taken apart."""
+
+    metadata: dict[str, str]
+    manifest: Any
+    tensors: dict[str, Part]
+
+    def copy(self) -> Smn:
+        return Smn(dict(self.metadata), json.loads(json.dumps(self.manifest)), dict(self.tensors))
+
+    def with_payload(self, key: str, data: bytes) -> None:
+        self.tensors[key] = ("U8", [len(data)], data)
+
+
+def parse(data: bytes) -> Smn:
+    """Take a valid file apart."""
+    length = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + length])
+    body = data[8 + length :]
+    metadata = header.pop("__metadata__")
+    tensors = {}
+    for key, entry in header.items():
+        begin, end = entry["data_offsets"]
+        tensors[key] = (entry["dtype"], entry["shape"], body[begin:end])
+    return Smn(metadata, json.loads(metadata["manifest"]), tensors)
+
+
+def build(smn: Smn, manifest_text: str | None = None) -> bytes:
+    """Put a file together, with the content hash that belongs to it; `manifest_text` stands in for the manifest."""
+    text = manifest_text if manifest_text is not None else json.dumps(smn.manifest)
+    metadata = {**smn.metadata, "manifest": text, "sha256": content_hash(text, smn.tensors)}
+    return assemble(metadata, smn.tensors)
+
+
+def assemble(metadata: Mapping[str, Any], tensors: Mapping[str, Part]) -> bytes:
+    """A safetensors file, with no hash made right; tensors lie in the order given."""
+    header: dict[str, Any] = {"__metadata__": metadata}
+    at = 0
+    for key, (dtype, shape, data) in tensors.items():
+        header[key] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + len(data)]}
+        at += len(data)
+    return with_header(json.dumps(header).encode(), b"".join(data for _, _, data in tensors.values()))
+
+
+def with_header(header: bytes, body: bytes) -> bytes:
+    header += b" " * (-len(header) % 8)
+    return len(header).to_bytes(8, "little") + header + body
+
+
+def content_hash(manifest: str, tensors: Mapping[str, Part]) -> str:
+    total = hashlib.sha256(manifest.encode("utf-8", "surrogatepass") + b"\0")
+    for key in sorted(tensors):
+        dtype, shape, data = tensors[key]
+        total.update(json.dumps([key, KINDS.get(dtype, dtype), shape]).encode() + b"\0" + data)
+    return total.hexdigest()
+
+
+def mask_hash(bits: Mapping[str, Sequence[int]]) -> str:
+    total = hashlib.sha256()
+    for name in sorted(bits):
+        total.update(json.dumps([name, len(bits[name])]).encode() + b"\0" + packed(bits[name]))
+    return total.hexdigest()
+
+
+def base_hash(tensors: Mapping[str, tuple[str, Sequence[int], bytes]]) -> str:
+    """The fingerprint of base tensors, given as (type, shape, bytes)."""
+    total = hashlib.sha256()
+    for name in sorted(tensors):
+        kind, shape, data = tensors[name]
+        total.update(hashlib.sha256(json.dumps([name, kind, list(shape)]).encode() + b"\0" + data).digest())
+    return total.hexdigest()
+
+
+# ---- the codecs -------------------------------------------------------------------------------------------------
+
+
+def packed(bits: Sequence[int]) -> bytes:
+    """Eight bits a byte, the first one highest, zeros at the end."""
+    text = "".join(map(str, bits))
+    text += "0" * (-len(text) % 8)
+    return bytes(int(text[i : i + 8], 2) for i in range(0, len(text), 8))
+
+
+def unpacked(data: bytes, n: int) -> list[int]:
+    if len(data) != (n + 7) // 8:
+        raise InvalidError("wrong number of bytes")
+    bits = [byte >> shift & 1 for byte in data for shift in range(7, -1, -1)]
+    if any(bits[n:]):
+        raise InvalidError("bits beyond the end")
+    return bits[:n]
+
+
+def decode(
+    coded: Mapping[str, tuple[str, bytes]], shared: bytes, magnitudes: Mapping[str, Sequence[float]]
+) -> dict[str, list[int]]:
+    """The bits of all tensors; `magnitudes` are |w| as float32 values, of the weights that carry a bit."""
+    bits = {}
+    sharing = [name for name in sorted(coded) if coded[name][0] == "lzma"]
+    lengths = [(len(magnitudes[name]) + 7) // 8 for name in sharing]
+    data = unlzma(shared, sum(lengths))
+    for name, length in zip(sharing, lengths, strict=True):
+        if coded[name][1]:
+            raise InvalidError("bytes beside the shared stream")
+        bits[name], data = unpacked(data[:length], len(magnitudes[name])), data[length:]
+    for name, (codec, payload) in coded.items():
+        if codec == "raw":
+            bits[name] = unpacked(payload, len(magnitudes[name]))
+        elif codec == "rice":
+            bits[name] = unrice(payload, magnitudes[name])
+    return bits
+
+
+def unlzma(stream: bytes, length: int) -> bytes:
+    if not length:
+        if stream:
+            raise InvalidError("a stream that nothing uses")
+        return b""
+    filters = [{"id": lzma.FILTER_LZMA2, "preset": 6, "dict_size": 8 * 1024 * 1024}]
+    decoder = lzma.LZMADecompressor(lzma.FORMAT_RAW, filters=filters)
+    try:
+        data = decoder.decompress(stream, max_length=length + 1)
+    except (lzma.LZMAError, EOFError) as error:
+        raise InvalidError(str(error)) from error
+    if len(data) != length or not decoder.eof or decoder.unused_data:
+        raise InvalidError("wrong length")
+    return data
+
+
+def unrice(payload: bytes, magnitudes: Sequence[float]) -> list[int]:
+    """One tensor, symbol by symbol."""
+    n = len(magnitudes)
+    at = 0
+
+    def byte() -> int:
+        nonlocal at
+        if at >= len(payload):
+            raise InvalidError("ends early")
+        at += 1
+        return payload[at - 1]
+
+    first = byte()
+    number, rare_symbol = first & 0x7F, first >> 7
+    if number > 2:
+        raise InvalidError("too many borders")
+    borders = [struct.unpack("<f", bytes([0, 0, byte(), byte()]))[0] for _ in range(number)]
+    if not all(math.isfinite(border) for border in borders) or not all(
+        after < before for before, after in itertools.pairwise(borders)
+    ):
+        raise InvalidError("borders do not fall")
+    classes = []
+    for _ in range(number + 1):
+        k, count = byte(), 0
+        for shift in range(0, 35, 7):
+            low = byte()
+            count |= (low & 0x7F) << shift
+            if low < 0x80:
+                break
+        else:
+            raise InvalidError("an endless number")
+        if k > 30 or count > n:
+            raise InvalidError("an impossible class")
+        classes.append((k, count))
+    remainders = []
+    for k, count in classes:
+        planes = []
+        for _ in range(k):
+            plane = "".join(f"{byte():08b}" for _ in range((count + 7) // 8))
+            planes.append([int(bit) for bit in plane[:count]])
+        remainders.append([sum(plane[i] << bit for bit, plane in enumerate(planes)) for i in range(count)])
+    unary = "".join(f"{value:08b}" for value in payload[at:])
+    if unary.count("1") != sum(count for _, count in classes) or len(unary) - (unary.rfind("1") + 1) >= 8:
+        raise InvalidError("wrong number of codes")
+    quotients = (len(zeros) for zeros in unary.split("1"))
+
+    # Class i has |w| >= border i and below the one before; positions of the last class count all weights.
+    members: list[list[int]] = [[] for _ in borders]
+    for i, magnitude in enumerate(magnitudes):
+        for border, member in zip(borders, members, strict=True):
+            if magnitude >= border:
+                member.append(i)
+                break
+    bits = [1 - rare_symbol] * n
+    for (k, count), remainder, member in zip(classes, remainders, [*members, list(range(n))], strict=True):
+        position = -1
+        for i in range(count):
+            position += (next(quotients) << k) + remainder[i] + 1
+            if position >= len(member):
+                raise InvalidError("a position beyond the class")
+            bits[member[position]] = rare_symbol
+    return bits

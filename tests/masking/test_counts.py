@@ -1,0 +1,67 @@
+"""How many weights are masked: the numbers of the paper, to the last one."""
+
+import pytest
+import timm
+import torch
+from torch import nn
+
+from selfmask import MaskConfig, get_masked_model
+
+
+def count(model: nn.Module, select: str) -> int:
+    return get_masked_model(model, MaskConfig(select=select)).num_masked
+
+
+def on_meta(name: str) -> nn.Module:
+    """Shapes without memory: counting needs no numbers."""
+    with torch.device("meta"):
+        return timm.create_model(name)
+
+
+@pytest.mark.parametrize(("name", "expected"), [("resnet50", 23_462_592), ("resnet18", 11_168_704)])
+def test_resnets_of_the_paper(name: str, expected: int) -> None:
+    assert count(on_meta(name), "paper-resnet") == expected
+
+
+@pytest.mark.parametrize(
+    ("stages", "expected"), [("1-1", 213_504), ("1-2", 1_426_944), ("1-3", 8_506_880), ("0-4", 23_462_592)]
+)
+def test_cumulated_stages_of_resnet50(stages: str, expected: int) -> None:
+    assert count(on_meta("resnet50"), f"stages:{stages}") == expected
+
+
+def test_the_stem_is_stage_zero() -> None:
+    model = on_meta("resnet50")
+    stem = 64 * 3 * 7 * 7
+    assert count(model, "stages:0-0") == stem
+    assert count(model, "stages:1-4") == 23_462_592 - stem
+
+
+def test_counting_on_meta_is_counting_for_real() -> None:
+    assert count(timm.create_model("resnet18"), "paper-resnet") == 11_168_704
+
+
+def test_clip_vit_b32_of_open_clip() -> None:
+    transformer = pytest.importorskip("open_clip.transformer")
+    with torch.device("meta"):
+        tower = transformer.VisionTransformer(
+            image_size=224, patch_size=32, width=768, layers=12, heads=12, mlp_ratio=4, output_dim=512
+        )
+    assert count(tower, "paper-vit") == 85_017_600
+
+
+@pytest.mark.parametrize("kind", ["CLIPVisionModel", "CLIPVisionModelWithProjection"])
+def test_clip_vit_b32_of_transformers(kind: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.CLIPVisionConfig(
+        hidden_size=768,
+        intermediate_size=3072,
+        num_hidden_layers=12,
+        num_attention_heads=12,
+        image_size=224,
+        patch_size=32,
+    )
+    with torch.device("meta"):
+        tower = getattr(transformers, kind)(config)
+    # the visual projection is not in a block, and the paper's text leaves it out
+    assert count(tower, "paper-vit") == 85_017_600

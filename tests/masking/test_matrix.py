@@ -1,0 +1,135 @@
+"""One matrix: every rule on every kind of network."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+from architectures import (
+    ARCHITECTURES,
+    as_tensor,
+    assert_gradients_close,
+    assert_same_state,
+    base_of,
+    inputs_of,
+    loss_of,
+    naive_mask,
+    named_scores,
+    oracle,
+    perturb_scores,
+    score_gradients,
+    state_of,
+)
+from torch import nn
+
+from selfmask import MaskConfig, MaskedModel, get_masked_model
+
+RULES = {
+    "threshold": MaskConfig(rule="threshold"),
+    "topk": MaskConfig(rule="topk", active_share=0.7, score_init="constant"),
+    "topk-kaiming": MaskConfig(rule="topk", active_share=0.7),
+    "progressive": MaskConfig(rule="progressive_topk", active_share=0.6),
+}
+matrix = pytest.mark.parametrize(
+    ("architecture", "rule"), [(architecture, rule) for architecture in ARCHITECTURES for rule in RULES]
+)
+
+
+def masked_of(base: nn.Module, architecture: str, rule: str) -> MaskedModel:
+    return get_masked_model(base, dataclasses.replace(RULES[rule], select=ARCHITECTURES[architecture].select))
+
+
+def trained(base: nn.Module, architecture: str, rule: str) -> MaskedModel:
+    """As after some training: scores moved, half-way through, statistics moved."""
+    masked = masked_of(base, architecture, rule)
+    perturb_scores(masked)
+    masked.progress = 0.5
+    with torch.no_grad():
+        masked.train()(inputs_of(architecture))
+    return masked
+
+
+@matrix
+def test_start(architecture: str, rule: str) -> None:
+    """Nothing is off at the start but what top-k must leave out; then it is a dense network of w * m / alpha."""
+    base, x = base_of(architecture), inputs_of(architecture)
+    plain = copy.deepcopy(base)
+    masked = masked_of(base, architecture, rule)
+    scores = named_scores(masked)
+    if masked.config.rule == "topk":
+        weights = dict(plain.named_parameters())
+        with torch.no_grad():
+            for name, score in scores.items():
+                mask = naive_mask(masked, score).float()
+                assert mask.sum() == round(0.7 * mask.numel())
+                weights[name].mul_(mask / mask.mean().sqrt())
+    for training in (False, True):
+        expected = as_tensor(plain.train(training)(x))
+        found = as_tensor(masked.train(training)(x))
+        if masked.config.rule == "topk":
+            scale = float(expected.abs().max())
+            torch.testing.assert_close(found, expected, rtol=2e-4, atol=2e-4 * scale)
+        else:
+            assert torch.equal(found, expected)
+
+
+@matrix
+def test_gradients(architecture: str, rule: str) -> None:
+    """Scores get the total derivative dL/dM, alpha's share included, as plain autograd gives it."""
+    dtype = ARCHITECTURES[architecture].dtype
+    base, x = base_of(architecture).to(dtype), inputs_of(architecture).to(dtype)
+    # Batch norm over few values amplifies rounding; only float64 can afford it.
+    base.train(dtype == torch.float64)
+    plain = copy.deepcopy(base)
+    masked = masked_of(base, architecture, rule)
+    perturb_scores(masked)
+    masked.progress = 0.5
+    output = masked(x)
+    loss_of(output).backward()
+    expected_output, expected = oracle(masked, plain, x)
+    tolerance = 1e-6 if dtype == torch.float64 else 1e-3
+    torch.testing.assert_close(as_tensor(output), expected_output, rtol=tolerance, atol=tolerance)
+    assert_gradients_close(score_gradients(masked), expected, tolerance)
+    assert all(parameter.grad is None for parameter in base.parameters())
+
+
+@matrix
+def test_save_load_merge(architecture: str, rule: str, tmp_path: Path) -> None:
+    """A mask on disk, put on a fresh base, burnt in, or both: the same outputs to the last bit."""
+    x = inputs_of(architecture)
+    masked = trained(base_of(architecture), architecture, rule).eval()
+    path = tmp_path / "mask.smn"
+    assert masked.save_pretrained(path) == path.stat().st_size
+    loaded = MaskedModel.from_pretrained(base_of(architecture), path).eval()
+    with torch.no_grad():
+        expected = as_tensor(masked(x))
+        assert torch.isfinite(expected).all()
+        assert not torch.equal(expected, as_tensor(base_of(architecture).eval()(x)))  # the mask does something
+        for other in (loaded, masked.merge_and_unload(), loaded.merge_and_unload()):
+            assert torch.equal(as_tensor(other(x)), expected)
+    assert loaded.num_masked == masked.num_masked
+    assert loaded.sparsity() == masked.sparsity()
+
+
+@matrix
+def test_base_is_untouched_by_training(architecture: str, rule: str) -> None:
+    """Three steps in train mode move scores and statistics, and nothing of the base."""
+    base, x = base_of(architecture), inputs_of(architecture)
+    before, modules = state_of(base), dict(base.named_modules())
+    parameters = dict(base.named_parameters())
+    masked = trained(base, architecture, rule)
+    start = {name: score.detach().clone() for name, score in named_scores(masked).items()}
+    optimizer = torch.optim.SGD(masked.scores.parameters(), lr=0.1, momentum=0.9)
+    masked.train()
+    for step in range(3):
+        masked.progress = (step + 1) / 3
+        optimizer.zero_grad()
+        loss_of(masked(x)).backward()
+        optimizer.step()
+    assert all(not torch.equal(score, start[name]) for name, score in named_scores(masked).items())
+    assert_same_state(base, before)
+    assert dict(base.named_modules()) == modules
+    assert all(parameter is parameters[name] for name, parameter in base.named_parameters())
