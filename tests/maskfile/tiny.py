@@ -71,11 +71,11 @@ def flags(kind: str, weight: Tensor, seed: int = 0) -> Flags:
     raise ValueError(kind)
 
 
-def masked_with(base: nn.Module, kind: str = "sparse", seed: int = 0, **config: object) -> MaskedModel:
+def masked_with(base: nn.Module, kind: str = "sparse", variant: int = 0, **config: object) -> MaskedModel:
     """A masked model whose mask is `flags(kind)` of every tensor."""
     masked = get_masked_model(base, MaskConfig(**config))  # type: ignore[arg-type]
     weights = {key: base.get_parameter(key.replace("/", ".")) for key in masked.scores}
-    set_flags(masked, {key: flags(kind, weight, seed + i) for i, (key, weight) in enumerate(weights.items())})
+    set_flags(masked, {key: flags(kind, weight, variant + i) for i, (key, weight) in enumerate(weights.items())})
     return masked
 
 

@@ -82,21 +82,21 @@ class Convolutional(nn.Module):
         return self.fc(self.body(x).relu().flatten(2).mean(2))
 
 
-_SLOW_IN_FLOAT64 = torch.float32
+
 _CHANNELS = {"channels": (16, 24, 32, 48)}
 ARCHITECTURES = {
     "resnet18": Architecture(lambda: timm_model("resnet18", **_CHANNELS)),
     "resnet50": Architecture(lambda: timm_model("resnet50", **_CHANNELS), select="paper-resnet"),
     "resnext": Architecture(
-        lambda: timm_model("resnext50_32x4d", layers=(1, 1, 1, 1), channels=(32, 32, 64, 64)), dtype=_SLOW_IN_FLOAT64
+        lambda: timm_model("resnext50_32x4d", layers=(1, 1, 1, 1), channels=(32, 32, 64, 64)), dtype=torch.float64
     ),
     "convnext": Architecture(
         lambda: timm_model("convnext_atto", depths=(1, 1, 2, 1), dims=(16, 24, 32, 48), ls_init_value=None),
-        dtype=_SLOW_IN_FLOAT64,
+        dtype=torch.float64,
     ),
-    "efficientnet_lite0": Architecture(lambda: timm_model("tf_efficientnet_lite0"), dtype=_SLOW_IN_FLOAT64),
-    "mobilenetv3": Architecture(lambda: timm_model("mobilenetv3_small_050"), dtype=_SLOW_IN_FLOAT64),
-    "regnet": Architecture(lambda: timm_model("regnetx_002"), dtype=_SLOW_IN_FLOAT64),
+    "efficientnet_lite0": Architecture(lambda: timm_model("tf_efficientnet_lite0"), dtype=torch.float64),
+    "mobilenetv3": Architecture(lambda: timm_model("mobilenetv3_small_050"), dtype=torch.float64),
+    "regnet": Architecture(lambda: timm_model("regnetx_002"), dtype=torch.float64),
     "vit": Architecture(
         lambda: timm_model("vit_tiny_patch16_224", img_size=32, patch_size=8, embed_dim=48, depth=2),
     ),
@@ -108,6 +108,7 @@ ARCHITECTURES = {
             embed_dim=24,
             depths=(1, 1, 2),
             num_heads=(1, 2, 4),
+            drop_path_rate=0.0,
         ),
     ),
     "attention": Architecture(Attention, shape=(5, 6)),
@@ -123,7 +124,10 @@ def _built(name: str) -> nn.Module:
     torch.manual_seed(0)
     model = ARCHITECTURES[name].build()
     with torch.no_grad():
-        # Fresh networks start norms at 1, or at 0 (the last of a residual branch, which would hide its weights).
+        # Fresh networks start biases at 0, and norms at 1 or 0: no mask on or before them would show.
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter.normal_(0, 0.1)
         for module in model.modules():
             if isinstance(getattr(module, "running_mean", None), Tensor):
                 module.running_mean.normal_(0, 0.1)

@@ -80,19 +80,24 @@ class MaskedModel(nn.Module):
     @property
     def num_masked(self) -> int:
         """How many scalars carry a score, or a bit, in the active mask."""
-        if self._active in self._packed:
-            return sum(self._packed[self._active].sizes.values())
+        if (active := self._require_active()) in self._packed:
+            return sum(self._packed[active].sizes.values())
         return sum(
-            int(self._chosen[name].sum()) if name in self._chosen else weight.numel()
-            for name, weight in self._weights(self._tied.get(DEFAULT, ())).items()
+            int(self._chosen[name].sum()) if name in self._chosen else score.numel()
+            for name, score in self._named_scores().items()
         )
 
     def sparsity(self) -> dict[str, float]:
         """The share of masked weights that is active, per tensor and in "total" (the paper's "sparsity")."""
-        mask = self.pack()
-        active = mask.active
-        shares = {name: active[name] / n if n else 1.0 for name, n in mask.sizes.items()}
-        return shares | {"total": sum(active.values()) / max(sum(mask.sizes.values()), 1)}
+        active = self._require_active()
+        if active in self._packed:
+            mask = self._packed[active]
+            counts = {name: (mask.active[name], size) for name, size in mask.sizes.items()}
+        else:
+            counts = {name: (int(flat.count_nonzero()), flat.numel()) for name, flat in self._flat_masks()}
+        on, size = (sum(column) for column in zip(*counts.values(), strict=True))
+        shares = {name: count / n if n else 1.0 for name, (count, n) in counts.items()}
+        return shares | {"total": on / size if size else 1.0}
 
     @property
     def progress(self) -> float:
@@ -149,31 +154,28 @@ class MaskedModel(nn.Module):
 
         A batch is what the model takes: a tensor, or a tuple or list whose first item is one (labels are ignored).
         """
-        statistics = self._statistics()
-        if self._active is None or not statistics:
-            return
-        was_training = self.training
+        if self._config(self._require_active()).norm == "frozen":
+            raise ConfigError("norm='frozen' leaves the statistics as they are", todo="choose 'adapt' or 'recalibrate'")
+        fresh = {name: value.clone() for name, value in norm_buffers(self.base).items()}
+        reset_statistics(fresh)
         layers = norm_layers(self.base).values()
-        kept = {name: value.clone() for name, value in statistics.items()}
-        reset_statistics(statistics)
-        seen = 0
+        was_training, seen = self.training, 0
         self.eval()
         try:
+            replacements = {**self._replacements(), **fresh}
             with cumulative_average(layers):
                 for layer in layers:
                     layer.train()
-                replacements = {**self._replacements(), **statistics}
                 for batch in batches:
                     inputs = batch[0] if isinstance(batch, tuple | list) else batch
                     functional_call(self.base, replacements, (inputs,))
                     seen += 1
         finally:
-            if not seen:
-                for name, value in kept.items():
-                    statistics[name].copy_(value)
             self.train(was_training)
         if not seen:
             raise ConfigError("recalibrate needs at least one batch", found="none")
+        for name, value in self._statistics().items():  # only now: an error on the way changes nothing
+            value.copy_(fresh[name])
 
     # ---- files ----------------------------------------------------------------------------------------------
 
@@ -200,10 +202,11 @@ class MaskedModel(nn.Module):
         """Put the mask of a file on its base. With `is_trainable` it gets scores, to be trained on from there."""
         masked = cls(model)
         masked.load_mask(path, DEFAULT, relative_to=relative_to)
+        masked.config = masked._config(DEFAULT)
         if is_trainable:
             masked._make_trainable()
         masked.set_mask(DEFAULT)
-        return masked
+        return masked.train(model.training)
 
     def load_mask(self, path: PathLike, name: str, *, relative_to: str | PathLike | None = None) -> None:
         """Load a mask beside the others, bit-packed; `set_mask(name)` then makes it the active one."""
@@ -227,18 +230,12 @@ class MaskedModel(nn.Module):
 
     def pack(self, *, head: Mapping[str, Tensor] | None = None, notes: str = "") -> PackedMask:
         """The active mask as bits and statistics, with all that a mask file says of it."""
-        if self._active is None:
-            raise ConfigError("no mask is active", todo="leave disable_mask(), or set_mask(name)")
-        if self._active in self._packed:
-            mask = self._packed[self._active]
+        active = self._require_active()
+        if active in self._packed:
+            mask = self._packed[active]
             return mask if head is None and not notes else mask.replaced(head=head, notes=notes)
         bits, sizes = {}, {}
-        for name, score in self._named_scores().items():
-            out = torch.empty_like(score, dtype=torch.float32, requires_grad=False)
-            chosen = self._chosen.get(name)
-            with torch.no_grad():
-                write_mask(score, self.config, self._progress, chosen, out)
-            flat = out[chosen] if chosen is not None else out.flatten()
+        for name, flat in self._flat_masks():
             bits[name], sizes[name] = pack_bits(flat), flat.numel()
         weights = self._weights(bits)
         statistics = saved_statistics(self._statistics())
@@ -312,13 +309,30 @@ class MaskedModel(nn.Module):
             number_on = dict(zip(weights, torch.stack(counts).tolist(), strict=True))
         else:
             mask = self._packed[active]
-            config = MaskConfig.from_dict(mask.config)
+            config = self._config(active)
             number_on = {}
             for name, weight in weights.items():
                 chosen = choose_fraction(name, weight, config)
                 unpack_mask_(mask.bits[name], chosen, self._slots[name].blank(weight))
                 number_on[name] = mask.active[name] + weight.numel() - mask.sizes[name]
         return {name: inverse_alpha(number_on[name], weight.numel()) for name, weight in weights.items()}
+
+    @torch.no_grad()
+    def _flat_masks(self) -> Iterator[tuple[str, Tensor]]:
+        """The trainable mask as zeros and ones, only of the weights that carry a score."""
+        for name, score in self._named_scores().items():
+            out = torch.empty_like(score, requires_grad=False)
+            chosen = self._chosen.get(name)
+            write_mask(score, self.config, self._progress, chosen, out)
+            yield name, out.flatten() if chosen is None else out[chosen]
+
+    def _require_active(self) -> str:
+        if self._active is None:
+            raise ConfigError("no mask is active", todo="leave disable_mask(), or set_mask(name)")
+        return self._active
+
+    def _config(self, name: str) -> MaskConfig:
+        return self.config if name == self._trained else MaskConfig.from_dict(self._packed[name].config)
 
     @property
     def _trained(self) -> str | None:
