@@ -1,9 +1,10 @@
 """The artifact: one safe, small file per mask."""
 
-from .container import inspect_mask_file, read_mask_file, write_mask_file
 from .fingerprint import Fingerprints
 from .manifest import Manifest
 from .mask import PackedMask, Preprocessing, pack_bits
+from .reader import inspect_mask_file, read_mask_file
+from .writer import write_mask_file
 
 __all__ = [
     "Fingerprints",

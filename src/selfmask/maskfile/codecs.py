@@ -13,6 +13,7 @@ operations (a range coder walks through every weight), and fits on one page of a
 from __future__ import annotations
 
 import lzma
+import os
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
@@ -20,7 +21,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch import Tensor
 
 from ..errors import CorruptMaskFileError
@@ -35,7 +35,7 @@ _BINS = 32  # candidate class borders are quantiles of |w|
 _HEADER_BITS = 40  # what one more class costs: border, parameter and number of rare symbols
 _ON_IS_RARE = 0x80  # added to the number of borders
 _MAX_K = 30
-_CHUNK = 1 << 17
+_CHUNK = 1 << 18
 # No container and no dictionary larger than the data could need: a fixed, bounded decoder.
 _LZMA_FILTERS = [{"id": lzma.FILTER_LZMA2, "preset": 6, "dict_size": 1 << 23}]
 
@@ -68,7 +68,10 @@ def decode(coded: Coded, sizes: Mapping[str, int], weights: Mapping[str, Tensor]
     unshared = _unlzma(stream, [-(-sizes[name] // 8) for name in shared])
     bits = dict(zip(shared, unshared, strict=True))
     riced = [name for name in tensors if tensors[name][0] == RICE]
-    bits |= {name: _unrice(tensors[name][1], sizes[name], weights[name]) for name in riced}
+    riced.sort(key=lambda name: -sizes[name])
+    with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:  # numpy lets go of the interpreter lock, mostly
+        unriced = pool.map(lambda name: _unrice(tensors[name][1], sizes[name], weights[name]), riced)
+        bits |= dict(zip(riced, unriced, strict=True))
     for name, (codec, payload) in tensors.items():
         if codec == RAW:
             bits[name] = np.frombuffer(payload, np.uint8).copy()  # a copy can be written to
@@ -208,13 +211,13 @@ def _class_members(weight: Tensor, borders: Borders) -> Iterator[tuple[slice, li
     Class i, from large |w| to small, has |w| >= borders[i]. The last one takes the rest, but its positions are
     counted among all weights (None): that costs 0.4 % in bytes and saves a third of the decoding time.
     """
-    flat = weight.detach().float().cpu()
-    magnitude = torch.empty(min(_CHUNK, flat.numel()))  # used again and again: fresh pages cost more than arithmetic
-    for start in range(0, flat.numel(), _CHUNK):
-        chunk = slice(start, min(start + _CHUNK, flat.numel()))
+    flat: npt.NDArray[np.float32] = weight.detach().float().cpu().numpy()
+    magnitude = np.empty(min(_CHUNK, flat.size), np.float32)  # used again: fresh pages cost more than arithmetic
+    for start in range(0, flat.size, _CHUNK):
+        chunk = slice(start, min(start + _CHUNK, flat.size))
         members: list[Positions | None] = []
         if borders.size:
-            large = torch.abs(flat[chunk], out=magnitude[: chunk.stop - start]).numpy()
+            large = np.abs(flat[chunk], out=magnitude[: chunk.stop - start])
             above = [large >= border for border in borders]
             members.append(np.flatnonzero(above[0]))
             members += [np.flatnonzero(now > before) for before, now in pairwise(above)]

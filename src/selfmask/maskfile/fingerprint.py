@@ -20,11 +20,12 @@ class Fingerprints:
     def of(self, tensors: Mapping[str, Tensor]) -> str:
         """One hash over names, types, shapes and bytes."""
         stale = [name for name, tensor in tensors.items() if not self._is_known(name, tensor)]
-        # hashlib lets go of the interpreter lock, so threads use all cores.
-        with ThreadPoolExecutor() as pool:
-            digests = pool.map(lambda name: tensor_digest(name, tensors[name]), stale)
-            for name, digest in zip(stale, digests, strict=True):
-                self._digests[name] = tensors[name]._version, digest
+        if stale:
+            # hashlib lets go of the interpreter lock, so threads use all cores.
+            with ThreadPoolExecutor() as pool:
+                digests = pool.map(lambda name: tensor_digest(name, tensors[name]), stale)
+                for name, digest in zip(stale, digests, strict=True):
+                    self._digests[name] = tensors[name]._version, digest
         total = hashlib.sha256()
         for name in sorted(tensors):
             total.update(bytes.fromhex(self._digests[name][1]))

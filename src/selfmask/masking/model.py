@@ -213,7 +213,9 @@ class MaskedModel(nn.Module):
         if name in self.mask_names:
             raise ConfigError(f"a mask named {name!r} is here already", todo="choose another name")
         mask = self._read(path, None if relative_to is None else self._resolve(relative_to))
-        self._tied[name] = tied_names(self.base, list(mask.bits))
+        names = list(mask.sizes)
+        known = [tied for tied in self._tied.values() if list(tied) == names]
+        self._tied[name] = known[0] if known else tied_names(self.base, names)
         self._packed[name] = mask
 
     def merge_and_unload(self) -> nn.Module:

@@ -1,4 +1,4 @@
-"""Reading and writing mask files. Reading trusts nothing: every size is checked before memory is asked for.
+"""Reading mask files. Nothing is trusted: every size is checked before memory is asked for.
 
 A mask file is a safetensors file (`docs/format.md`): "mask.NAME" coded bits, "lzma" the stream that tensors of
 that codec share, "norm.NAME" batch-norm statistics, "head.NAME" an optional head, and a manifest as metadata.
@@ -6,129 +6,27 @@ that codec share, "norm.NAME" batch-norm statistics, "head.NAME" an optional hea
 
 from __future__ import annotations
 
-import hashlib
-import json
+import dataclasses
 import math
 import os
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import Tensor
 
-from ..errors import (
-    ConfigError,
-    CorruptMaskFileError,
-    MaskWriteError,
-    NotAMaskFileError,
-    RelativeMaskError,
-    WrongBaseError,
-)
+from ..errors import ConfigError, CorruptMaskFileError, NotAMaskFileError, RelativeMaskError, WrongBaseError
 from . import codecs
-from .fingerprint import Fingerprints, as_bytes
-from .manifest import FORMAT, VERSION, Manifest, TensorEntry, parse_manifest
-from .mask import Bits, PackedMask
+from .fingerprint import Fingerprints
+from .layout import SHARED, PathLike, content_hash, same_bits
+from .manifest import Manifest, parse_manifest
+from .mask import PackedMask
 
-PathLike = str | os.PathLike[str]
 _MAX_HEADER = 8 << 20  # a mask of 10,000 tensors needs about 2 MB; the safetensors limit of 100 MB is generous
-_SHARED = "lzma"
 _DAMAGED = "fetch or write the file again"
-
-
-# ---- writing ----------------------------------------------------------------------------------------------------
-
-
-def write_mask_file(
-    path: PathLike, mask: PackedMask, weights: Mapping[str, Tensor], *, relative_to: PackedMask | None = None
-) -> int:
-    """Write a mask atomically; return the file's size. `weights` are the flat base weights that carry bits."""
-    bits = mask.bits if relative_to is None else _difference(mask, relative_to)
-    coded, shared = codecs.encode(bits, mask.sizes, weights)
-    tensors = {f"mask.{name}": _as_tensor(payload) for name, (_, payload) in coded.items()}
-    if shared:
-        tensors[_SHARED] = _as_tensor(shared)
-    tensors |= {f"norm.{name}": value.detach().cpu().float().contiguous() for name, value in mask.norm.items()}
-    tensors |= {f"head.{name}": value.detach().cpu().contiguous().clone() for name, value in mask.head.items()}
-    manifest = Manifest(
-        creator=f"selfmask {version('selfmask')}",
-        base_name=mask.base_name,
-        fingerprint=mask.fingerprint,
-        preprocessing=mask.preprocessing,
-        config=mask.config,
-        masks={
-            name: TensorEntry(mask.shapes[name], mask.sizes[name], mask.active[name], codec)
-            for name, (codec, _) in coded.items()
-        },
-        mask_sha256=mask.sha256,
-        relative_to=None if relative_to is None else relative_to.sha256,
-        norm_fingerprint=mask.norm_fingerprint,
-        notes=mask.notes,
-    ).to_json()
-    metadata = {"format": FORMAT, "version": VERSION, "manifest": manifest}
-    metadata["sha256"] = _content_hash(manifest, tensors)
-    return write_atomically(Path(path), save(tensors, metadata))
-
-
-def write_atomically(path: Path, data: bytes) -> int:
-    """Write beside, flush to disk, then rename: whatever happens, `path` is the old file or the new one, whole."""
-    temporary = None
-    try:
-        if path.is_dir():
-            raise IsADirectoryError("this is a folder")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-            temporary = Path(file.name)
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.chmod(0o666 & ~_umask())
-        temporary.replace(path)
-    except OSError as error:
-        if temporary is not None:
-            temporary.unlink(missing_ok=True)
-        raise MaskWriteError(
-            f"cannot write {path}",
-            expected="a file name in a folder that can be written, with room on the disk",
-            found=error.strerror or error,
-            todo="choose another place; whatever stood at this name is untouched",
-        ) from error
-    return len(data)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
-
-
-def _as_tensor(payload: bytes) -> Tensor:
-    return torch.from_numpy(np.frombuffer(payload, np.uint8).copy())
-
-
-def _difference(mask: PackedMask, other: PackedMask) -> dict[str, Bits]:
-    if mask.sizes != other.sizes or mask.fingerprint != other.fingerprint:
-        raise RelativeMaskError(
-            "a mask can only be stored relative to one over the same weights of the same base",
-            expected=f"{len(mask.sizes)} tensors, {sum(mask.sizes.values())} bits",
-            found=f"{len(other.sizes)} tensors, {sum(other.sizes.values())} bits",
-            todo="save it without relative_to",
-        )
-    return {name: ~(bits ^ other.bits[name]) & _valid(mask.sizes[name]) for name, bits in mask.bits.items()}
-
-
-def _valid(n: int) -> Bits:
-    """Ones for n bits, zeros for the padding; equal bits are coded as 1, so few changes look like few weights off."""
-    return np.packbits(np.ones(n, bool))
-
-
-# ---- reading ----------------------------------------------------------------------------------------------------
 
 
 def read_mask_file(
@@ -148,7 +46,7 @@ def read_mask_file(
     path = Path(path)
     with _opened(path) as (file, manifest):
         _check_base(manifest, parameters, buffers, fingerprints)
-        shapes = _check_tensors(file, manifest, buffers)
+        stored = _check_tensors(file, manifest, buffers)
         mask = PackedMask(
             bits={},
             sizes={name: entry.bits for name, entry in manifest.masks.items()},
@@ -173,14 +71,14 @@ def read_mask_file(
                     found=mask.sizes[name],
                     todo=_DAMAGED,
                 )
-        tensors = {key: file.get_tensor(key) for key in shapes}
+        tensors = {key: file.get_tensor(key) for key in stored}
         _check_content(file, tensors)
     reference = _reference(manifest, references)
     empty = torch.empty(0, dtype=torch.uint8)
     coded = {name: (entry.codec, _bytes(tensors[f"mask.{name}"])) for name, entry in manifest.masks.items()}
-    bits = codecs.decode((coded, _bytes(tensors.get(_SHARED, empty))), mask.sizes, weights)
+    bits = codecs.decode((coded, _bytes(tensors.get(SHARED, empty))), mask.sizes, weights)
     if reference is not None:
-        bits = {name: ~(same ^ reference.bits[name]) & _valid(mask.sizes[name]) for name, same in bits.items()}
+        bits = {name: same_bits(same, reference.bits[name], mask.sizes[name]) for name, same in bits.items()}
     mask = mask.replaced(
         bits=bits,
         norm={
@@ -198,12 +96,12 @@ def inspect_mask_file(path: PathLike) -> tuple[Manifest, dict[str, int]]:
     """The manifest of a file and the bytes of each part of it, checked as far as is possible without the base."""
     path = Path(path)
     with _opened(path) as (file, manifest):
-        shapes = _check_tensors(file, manifest, None)
-        _check_content(file, {key: file.get_tensor(key) for key in shapes})
+        stored = _check_tensors(file, manifest, None)
+        _check_content(file, {key: file.get_tensor(key) for key in stored})
         parts = {"file": path.stat().st_size, "masks": 0, "norm": 0, "head": 0}
-        for key in shapes:
-            part = key.partition(".")[0]
-            parts["masks" if part in ("mask", _SHARED) else part] += _nbytes(file, key)
+        for key, part in stored.items():
+            kind = key.partition(".")[0]
+            parts["masks" if kind in ("mask", SHARED) else kind] += part.nbytes
         parts["words"] = parts["file"] - parts["masks"] - parts["norm"] - parts["head"]
     return manifest, parts
 
@@ -272,63 +170,62 @@ def _check_base(
             )
 
 
-def _check_tensors(file: Any, manifest: Manifest, buffers: Mapping[str, Tensor] | None) -> dict[str, tuple[int, ...]]:
-    """Every tensor of the file is one we expect, of the size we expect; returns their shapes."""
-    keys = set(file.keys())
-    shapes = {key: tuple(file.get_slice(key).get_shape()) for key in keys}
-    wanted = {f"mask.{name}" for name in manifest.masks}
-    if any(entry.codec == codecs.LZMA for entry in manifest.masks.values()):
-        wanted.add(_SHARED)
-    if buffers is not None and manifest.norm_fingerprint is None:
-        wanted |= {f"norm.{name}" for name in buffers}
-    optional = {key for key in keys if key.startswith("head.") or (buffers is None and key.startswith("norm."))}
-    if missing := sorted(wanted - keys):
-        raise CorruptMaskFileError(
-            "tensors are missing", expected=missing[0], found=f"{len(missing)} missing", todo=_DAMAGED
-        )
-    if extra := sorted(keys - wanted - optional):
-        raise CorruptMaskFileError("tensors that do not belong", found=extra[0][:200], todo=_DAMAGED)
-    one_bit_each = sum(-(-entry.bits // 8) for entry in manifest.masks.values())
-    for key in keys:
-        kind, _, name = key.partition(".")
-        if kind == "mask":
-            _limit(file, key, "U8", -(-manifest.masks[name].bits // 8))
-        elif kind == _SHARED:
-            _limit(file, key, "U8", one_bit_each)
-        elif kind == "norm" and buffers is not None:
-            _limit(file, key, "F32", 4 * buffers[name].numel())
-            if shapes[key] != tuple(buffers[name].shape):
-                raise WrongBaseError(f"wrong shape of {name}", expected=tuple(buffers[name].shape), found=shapes[key])
-    floats = sum(4 * math.prod(entry.shape) for entry in manifest.masks.values())
-    if (head := sum(_nbytes(file, key) for key in keys if key.startswith("head."))) > floats:
-        raise CorruptMaskFileError("the head is larger than the base", expected=f"at most {floats} bytes", found=head)
-    return shapes
+@dataclasses.dataclass(frozen=True)
+class _Stored:
+    """A tensor of the file as its header describes it."""
 
+    dtype: str
+    shape: tuple[int, ...]
 
-def _limit(file: Any, key: str, dtype: str, most: int) -> None:
-    found = file.get_slice(key).get_dtype()
-    if found != dtype or _nbytes(file, key) > most:
-        raise CorruptMaskFileError(
-            f"{key} is not what it should be",
-            expected=f"{dtype}, at most {most} bytes",
-            found=f"{found}, {_nbytes(file, key)} bytes",
-            todo=_DAMAGED,
-        )
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * _WIDTH[self.dtype]
 
 
 _WIDTH = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
 
 
-def _nbytes(file: Any, key: str) -> int:
-    part = file.get_slice(key)
+def _check_tensors(file: Any, manifest: Manifest, buffers: Mapping[str, Tensor] | None) -> dict[str, _Stored]:
+    """Every tensor of the file is one we expect, of the size we expect; without a base, as far as we can know."""
+    stored = {key: _describe(key, file.get_slice(key)) for key in file.keys()}  # noqa: SIM118 (not a dict)
+    wanted = {f"mask.{name}" for name in manifest.masks}
+    if any(entry.codec == codecs.LZMA for entry in manifest.masks.values()):
+        wanted.add(SHARED)
+    if buffers is not None and manifest.norm_fingerprint is None:
+        wanted |= {f"norm.{name}" for name in buffers}
+    optional = {key for key in stored if key.startswith("head.") or (buffers is None and key.startswith("norm."))}
+    if missing := sorted(wanted - set(stored)):
+        found = f"{len(missing)} missing"
+        raise CorruptMaskFileError("tensors are missing", expected=missing[0], found=found, todo=_DAMAGED)
+    if extra := sorted(set(stored) - wanted - optional):
+        raise CorruptMaskFileError("tensors that do not belong", found=extra[0][:200], todo=_DAMAGED)
+
+    most = {f"mask.{name}": -(-entry.bits // 8) for name, entry in manifest.masks.items()}
+    most[SHARED] = sum(most.values())
+    for key, limit in most.items():
+        if key in stored and (stored[key].dtype != "U8" or stored[key].nbytes > limit):
+            expected = f"U8, at most {limit} bytes"
+            raise CorruptMaskFileError(f"{key} is not what it should be", expected=expected, found=stored[key])
+    for name, buffer in (buffers or {}).items():
+        expected_norm = _Stored("F32", tuple(buffer.shape))
+        if stored.get(f"norm.{name}", expected_norm) != expected_norm:
+            found_norm = stored[f"norm.{name}"]
+            raise WrongBaseError(f"the statistics {name} differ in shape", expected=expected_norm, found=found_norm)
+    floats = sum(4 * math.prod(entry.shape) for entry in manifest.masks.values())
+    if (head := sum(part.nbytes for key, part in stored.items() if key.startswith("head."))) > floats:
+        raise CorruptMaskFileError("the head is larger than the base", expected=f"at most {floats} bytes", found=head)
+    return stored
+
+
+def _describe(key: str, part: Any) -> _Stored:
     if part.get_dtype() not in _WIDTH:
         raise CorruptMaskFileError(f"{key} has a type no mask file uses", found=part.get_dtype(), todo=_DAMAGED)
-    return int(math.prod(part.get_shape())) * _WIDTH[part.get_dtype()]
+    return _Stored(part.get_dtype(), tuple(part.get_shape()))
 
 
 def _check_content(file: Any, tensors: Mapping[str, Tensor]) -> None:
     metadata = file.metadata()
-    found = _content_hash(metadata["manifest"], tensors)
+    found = content_hash(metadata["manifest"], tensors)
     if found != metadata.get("sha256"):
         raise CorruptMaskFileError(
             "the content of the mask file was altered",
@@ -336,17 +233,6 @@ def _check_content(file: Any, tensors: Mapping[str, Tensor]) -> None:
             found=found[:16],
             todo=_DAMAGED,
         )
-
-
-def _content_hash(manifest: str, tensors: Mapping[str, Tensor]) -> str:
-    """SHA-256 of the manifest, and of each tensor in the order of names: name, type, shape, bytes."""
-    total = hashlib.sha256(manifest.encode() + b"\0")
-    for name in sorted(tensors):
-        tensor = tensors[name]
-        kind = str(tensor.dtype).removeprefix("torch.")
-        total.update(json.dumps([name, kind, list(tensor.shape)]).encode() + b"\0")
-        total.update(as_bytes(tensor))
-    return total.hexdigest()
 
 
 def _reference(manifest: Manifest, references: Iterable[PackedMask]) -> PackedMask | None:
