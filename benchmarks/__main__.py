@@ -30,6 +30,7 @@ def main() -> int:
     }
     learned, table = storage.learned_rows(masks)
     rows += learned + storage.synthetic_rows()
+    rows += storage.range_coder_rows("resnet50 (random)", masks["resnet50 (random)"])
     other = learn_mask(resnet50, lr=1000, steps=30, select="paper-resnet")
     with tempfile.TemporaryDirectory() as folder:
         rows += serving.loading_rows(Path(folder), resnet50, [masks["resnet50 (random)"], other])

@@ -49,6 +49,16 @@ class NotAMaskFileError(MaskFileError):
 class CorruptMaskFileError(MaskFileError):
     """The file is a mask file, but damaged: truncated, altered, or made to mislead."""
 
+    def __init__(
+        self,
+        what: str,
+        *,
+        expected: object = "a mask file as save_pretrained writes it",
+        found: object = "something else",
+        todo: str | None = "fetch the file again, or save the mask again",
+    ) -> None:
+        super().__init__(what, expected=expected, found=found, todo=todo)
+
 
 class UnsupportedVersionError(MaskFileError):
     """The file is of a format version, or uses a codec, that this release does not know."""

@@ -229,3 +229,25 @@ def unrice(payload: bytes, magnitudes: Sequence[float]) -> list[int]:
                 raise InvalidError("a position beyond the class")
             bits[member[position]] = rare_symbol
     return bits
+
+
+# ---- which weights carry a bit ----------------------------------------------------------------------------------
+
+
+def chosen(name: str, magnitudes: Sequence[float], config: Mapping[str, Any]) -> list[int]:
+    """The places of the weights that carry a bit, in order."""
+    n, fraction = len(magnitudes), config["fraction"]
+    if fraction >= 1:
+        return list(range(n))
+    if config["fraction_by"] == "magnitude":
+        largest = sorted(range(n), key=lambda i: (-magnitudes[i], i))  # among equals the first
+        return sorted(largest[: round(fraction * n)])
+    start = int.from_bytes(hashlib.sha256(f"{config['seed']}:{name}".encode()).digest()[:8], "little")
+    return [i for i in range(n) if splitmix64(start, i + 1) >> 11 < round(fraction * 2**53)]
+
+
+def splitmix64(start: int, i: int) -> int:
+    z = (start + i * 0x9E3779B97F4A7C15) % 2**64
+    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+    z = (z ^ z >> 27) * 0x94D049BB133111EB % 2**64
+    return z ^ z >> 31

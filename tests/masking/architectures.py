@@ -23,8 +23,6 @@ class Architecture:
     build: Callable[[], nn.Module]
     shape: tuple[int, ...] = (3, 32, 32)
     select: str = "auto"
-    dtype: torch.dtype = torch.float64
-    """Gradients are compared in this type; grouped convolutions have no fast float64 kernel."""
 
 
 def timm_model(name: str, **settings: object) -> nn.Module:
@@ -82,21 +80,17 @@ class Convolutional(nn.Module):
         return self.fc(self.body(x).relu().flatten(2).mean(2))
 
 
-
 _CHANNELS = {"channels": (16, 24, 32, 48)}
 ARCHITECTURES = {
     "resnet18": Architecture(lambda: timm_model("resnet18", **_CHANNELS)),
     "resnet50": Architecture(lambda: timm_model("resnet50", **_CHANNELS), select="paper-resnet"),
-    "resnext": Architecture(
-        lambda: timm_model("resnext50_32x4d", layers=(1, 1, 1, 1), channels=(32, 32, 64, 64)), dtype=torch.float64
-    ),
+    "resnext": Architecture(lambda: timm_model("resnext50_32x4d", layers=(1, 1, 1, 1), channels=(32, 32, 64, 64))),
     "convnext": Architecture(
         lambda: timm_model("convnext_atto", depths=(1, 1, 2, 1), dims=(16, 24, 32, 48), ls_init_value=None),
-        dtype=torch.float64,
     ),
-    "efficientnet_lite0": Architecture(lambda: timm_model("tf_efficientnet_lite0"), dtype=torch.float64),
-    "mobilenetv3": Architecture(lambda: timm_model("mobilenetv3_small_050"), dtype=torch.float64),
-    "regnet": Architecture(lambda: timm_model("regnetx_002"), dtype=torch.float64),
+    "efficientnet_lite0": Architecture(lambda: timm_model("tf_efficientnet_lite0")),
+    "mobilenetv3": Architecture(lambda: timm_model("mobilenetv3_small_050")),
+    "regnet": Architecture(lambda: timm_model("regnetx_002")),
     "vit": Architecture(
         lambda: timm_model("vit_tiny_patch16_224", img_size=32, patch_size=8, embed_dim=48, depth=2),
     ),

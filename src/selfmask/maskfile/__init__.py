@@ -2,11 +2,12 @@
 
 from .fingerprint import Fingerprints
 from .manifest import Manifest
-from .mask import PackedMask, Preprocessing, pack_bits
+from .mask import Bits, PackedMask, Preprocessing, pack_bits, unpack_bits, weights_with_bits
 from .reader import inspect_mask_file, read_mask_file
 from .writer import write_mask_file
 
 __all__ = [
+    "Bits",
     "Fingerprints",
     "Manifest",
     "PackedMask",
@@ -14,5 +15,7 @@ __all__ = [
     "inspect_mask_file",
     "pack_bits",
     "read_mask_file",
+    "unpack_bits",
+    "weights_with_bits",
     "write_mask_file",
 ]

@@ -36,19 +36,18 @@ _HEADER_BITS = 40  # what one more class costs: border, parameter and number of 
 _ON_IS_RARE = 0x80  # added to the number of borders
 _MAX_K = 30
 _CHUNK = 1 << 18
-# No container and no dictionary larger than the data could need: a fixed, bounded decoder.
-_LZMA_FILTERS = [{"id": lzma.FILTER_LZMA2, "preset": 6, "dict_size": 1 << 23}]
 
 
 def encode(bits: Mapping[str, Bits], sizes: Mapping[str, int], weights: Mapping[str, Tensor]) -> Coded:
     """Code each tensor in the smallest way: a codec and its bytes for each, and the stream that lzma ones share.
 
-    The result is never larger than lzma over everything, to a few bytes.
+    `weights` are the flat base weights that carry the bits; where they are missing, less can be saved. The result
+    is never larger than lzma over everything, to a few bytes.
     """
     data = {name: bits[name].tobytes() for name in sorted(bits)}
     with ThreadPoolExecutor(1) as pool:  # lzma is slow, and lets go of the interpreter lock
         everything = pool.submit(_lzma, b"".join(data.values()))
-        rice = {name: _rice(bits[name], sizes[name], weights[name]) for name in data}
+        rice = {name: _rice(bits[name], sizes[name], weights.get(name)) for name in data}
         alone = {name: min((RAW, raw), (RICE, rice[name]), key=_length) for name, raw in data.items()}
         shared = everything.result()
     total = sum(map(_length, alone.values()))
@@ -69,7 +68,8 @@ def decode(coded: Coded, sizes: Mapping[str, int], weights: Mapping[str, Tensor]
     bits = dict(zip(shared, unshared, strict=True))
     riced = [name for name in tensors if tensors[name][0] == RICE]
     riced.sort(key=lambda name: -sizes[name])
-    with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:  # numpy lets go of the interpreter lock, mostly
+    workers = min(4, os.cpu_count() or 1) if sum(sizes.values()) > _LARGE else 1
+    with ThreadPoolExecutor(workers) as pool:  # numpy lets go of the interpreter lock, mostly
         unriced = pool.map(lambda name: _unrice(tensors[name][1], sizes[name], weights[name]), riced)
         bits |= dict(zip(riced, unriced, strict=True))
     for name, (codec, payload) in tensors.items():
@@ -102,12 +102,12 @@ def _check_packed(packed: Bits, n: int) -> None:
 # ---- rice -------------------------------------------------------------------------------------------------------
 
 
-def _rice(packed: Bits, n: int, weight: Tensor) -> bytes:
+def _rice(packed: Bits, n: int, weight: Tensor | None) -> bytes:
     """Header, then for each class its remainders in bit planes, then the quotients of all classes in unary."""
     on = np.unpackbits(packed, count=n).astype(bool)
     on_is_rare = 2 * int(np.count_nonzero(on)) < n
     is_rare = on == on_is_rare
-    borders = _choose_borders(is_rare, weight)
+    borders = np.empty(0, np.float32) if weight is None else _choose_borders(is_rare, weight)
     header = [bytes([len(borders) | (_ON_IS_RARE if on_is_rare else 0)]), _upper_half(borders).tobytes()]
     remainders: list[bytes] = []
     quotients: list[Positions] = []
@@ -136,7 +136,7 @@ def _unrice_checked(payload: memoryview, n: int, weight: Tensor) -> Bits:
         raise ValueError(f"{number} class borders where at most {_MAX_BORDERS} are allowed")
     at = 1 + 2 * number
     borders = (np.frombuffer(payload[1:at], "<u2").astype(np.uint32) << 16).view(np.float32)
-    if borders.size != number or not np.all(np.diff(borders) < 0) or not np.all(np.isfinite(borders)):
+    if borders.size != number or not np.all(np.isfinite(borders)) or not np.all(borders[1:] < borders[:-1]):
         raise ValueError("class borders do not fall")
     classes: list[tuple[int, int]] = []
     for _ in range(number + 1):
@@ -179,7 +179,7 @@ def _place(rare: list[Positions], on_is_rare: bool, n: int, weight: Tensor, bord
     packed = np.empty(-(-n // 8), np.uint8)
     seen = [0] * len(rare)  # members of each class before the chunk
     done = [0] * len(rare)  # rare symbols of each class before the chunk
-    for chunk, members in _class_members(weight, borders):
+    for chunk, members in _class_members(n, weight, borders):
         is_rare = np.zeros(chunk.stop - chunk.start, bool)
         for i, positions in enumerate(members):
             size = is_rare.size if positions is None else positions.size
@@ -193,11 +193,11 @@ def _place(rare: list[Positions], on_is_rare: bool, n: int, weight: Tensor, bord
     return packed
 
 
-def _rare_in_classes(is_rare: Flags, weight: Tensor, borders: Borders) -> list[Positions]:
+def _rare_in_classes(is_rare: Flags, weight: Tensor | None, borders: Borders) -> list[Positions]:
     """For each class the positions of its rare symbols, counted among its members."""
     last = is_rare.copy()
     flags: list[list[Flags]] = [[] for _ in borders]
-    for chunk, members in _class_members(weight, borders):
+    for chunk, members in _class_members(is_rare.size, weight, borders):
         for i, positions in enumerate(members):
             if positions is not None:
                 flags[i].append(is_rare[chunk][positions])
@@ -205,18 +205,19 @@ def _rare_in_classes(is_rare: Flags, weight: Tensor, borders: Borders) -> list[P
     return [*(np.flatnonzero(np.concatenate(parts)) for parts in flags), np.flatnonzero(last)]
 
 
-def _class_members(weight: Tensor, borders: Borders) -> Iterator[tuple[slice, list[Positions | None]]]:
+def _class_members(n: int, weight: Tensor | None, borders: Borders) -> Iterator[tuple[slice, list[Positions | None]]]:
     """Walk through the weights in chunks that stay in cache, and list the members of each class in them.
 
     Class i, from large |w| to small, has |w| >= borders[i]. The last one takes the rest, but its positions are
     counted among all weights (None): that costs 0.4 % in bytes and saves a third of the decoding time.
     """
-    flat: npt.NDArray[np.float32] = weight.detach().float().cpu().numpy()
-    magnitude = np.empty(min(_CHUNK, flat.size), np.float32)  # used again: fresh pages cost more than arithmetic
-    for start in range(0, flat.size, _CHUNK):
-        chunk = slice(start, min(start + _CHUNK, flat.size))
+    flat: npt.NDArray[np.float32] | None = None if weight is None else weight.detach().float().cpu().numpy()
+    magnitude = np.empty(min(_CHUNK, n), np.float32)  # used again: fresh pages cost more than arithmetic
+    for start in range(0, n, _CHUNK):
+        chunk = slice(start, min(start + _CHUNK, n))
         members: list[Positions | None] = []
         if borders.size:
+            assert flat is not None
             large = np.abs(flat[chunk], out=magnitude[: chunk.stop - start])
             above = [large >= border for border in borders]
             members.append(np.flatnonzero(above[0]))
@@ -232,7 +233,7 @@ def _choose_borders(is_rare: Flags, weight: Tensor) -> Borders:
         return np.empty(0, np.float32)
     magnitude: npt.NDArray[np.float32] = weight.detach().float().abs().cpu().numpy()
     sample = magnitude[:: max(n // 65536, 1)]
-    edges = np.quantile(sample, np.arange(1, _BINS) / _BINS).astype(np.float32)
+    edges = np.quantile(sample, np.arange(1, _BINS) / _BINS, method="lower").astype(np.float32)
     edges = np.unique((_upper_half(edges).astype(np.uint32) << 16).view(np.float32))
     edges = edges[np.isfinite(edges)]
     # Sizes are estimated from the sample: they only steer the choice.
@@ -294,7 +295,12 @@ def _unvarint(payload: memoryview, at: int) -> tuple[int, int]:
 
 
 def _lzma(data: bytes) -> bytes:
-    return lzma.compress(data, format=lzma.FORMAT_RAW, filters=_LZMA_FILTERS)
+    return lzma.compress(data, format=lzma.FORMAT_RAW, filters=_lzma_filters(len(data)))
+
+
+def _lzma_filters(size: int) -> list[dict[str, int]]:
+    """A dictionary no larger than the data could need: the decoder then asks for no more memory either."""
+    return [{"id": lzma.FILTER_LZMA2, "preset": 6, "dict_size": min(max(size, 1 << 12), 1 << 23)}]
 
 
 def _unlzma(stream: bytes, lengths: list[int]) -> list[Bits]:
@@ -303,7 +309,7 @@ def _unlzma(stream: bytes, lengths: list[int]) -> list[Bits]:
         if stream:
             raise CorruptMaskFileError("a shared stream that no mask uses", found=f"{len(stream)} bytes")
         return [np.empty(0, np.uint8) for _ in lengths]
-    decoder = lzma.LZMADecompressor(format=lzma.FORMAT_RAW, filters=_LZMA_FILTERS)
+    decoder = lzma.LZMADecompressor(format=lzma.FORMAT_RAW, filters=_lzma_filters(total))
     try:
         data = decoder.decompress(stream, max_length=total + 1)  # never more than the base calls for
     except (lzma.LZMAError, EOFError) as error:

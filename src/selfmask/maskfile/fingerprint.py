@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
@@ -12,34 +12,43 @@ from torch import Tensor
 
 
 class Fingerprints:
-    """Fingerprints of sets of base tensors. Each tensor is hashed once and again only if it was written to."""
+    """Fingerprints of sets of base tensors. Each tensor is hashed once, and again only if it was written to.
+
+    What `tensor.data` is used to write stays unseen, as it does to autograd.
+    """
 
     def __init__(self) -> None:
-        self._digests: dict[str, tuple[int | None, str]] = {}  # name -> (version or None for ever, digest)
+        self._digests: dict[str, tuple[object, str]] = {}  # name -> (which tensor in which state, digest)
 
     def of(self, tensors: Mapping[str, Tensor]) -> str:
         """One hash over names, types, shapes and bytes."""
-        stale = [name for name, tensor in tensors.items() if not self._is_known(name, tensor)]
+        known = self.known(tensors)
+        stale = [name for name in tensors if name not in known]
         if stale:
             # hashlib lets go of the interpreter lock, so threads use all cores.
             with ThreadPoolExecutor() as pool:
                 digests = pool.map(lambda name: tensor_digest(name, tensors[name]), stale)
-                for name, digest in zip(stale, digests, strict=True):
-                    self._digests[name] = tensors[name]._version, digest
+                self.adopt(tensors, dict(zip(stale, digests, strict=True)))
         total = hashlib.sha256()
         for name in sorted(tensors):
             total.update(bytes.fromhex(self._digests[name][1]))
         return total.hexdigest()
 
-    def remember(self, tensors: Mapping[str, Tensor], convert: Callable[[Tensor], Tensor]) -> None:
-        """Before a conversion to another type, hash what the masks were made for, and keep to that."""
-        for name, tensor in tensors.items():
-            if not tensor.is_meta and convert(tensor.new_zeros(1)).dtype != tensor.dtype:
-                self.of({name: tensor})
-                self._digests[name] = None, self._digests[name][1]
+    def known(self, tensors: Mapping[str, Tensor]) -> dict[str, str]:
+        """The digests of those tensors that are as they were when hashed."""
+        return {
+            name: self._digests[name][1]
+            for name, tensor in tensors.items()
+            if name in self._digests and self._digests[name][0] == _state(tensor)
+        }
 
-    def _is_known(self, name: str, tensor: Tensor) -> bool:
-        return name in self._digests and self._digests[name][0] in (None, tensor._version)
+    def adopt(self, tensors: Mapping[str, Tensor], digests: Mapping[str, str]) -> None:
+        """Take digests as those of tensors: of copies, or of what was converted after hashing."""
+        self._digests |= {name: (_state(tensors[name]), digest) for name, digest in digests.items()}
+
+
+def _state(tensor: Tensor) -> object:
+    return tensor.data_ptr(), tensor._version
 
 
 def tensor_digest(name: str, tensor: Tensor) -> str:

@@ -50,23 +50,21 @@ def parse_manifest(metadata: dict[str, str] | None) -> Manifest:
         raise NotAMaskFileError(
             "this safetensors file is not a mask file",
             expected=f'metadata "format": "{FORMAT}"',
-            found=None if not metadata else metadata.get("format"),
+            found=str((metadata or {}).get("format")),
             todo="give a .smn file written by save_pretrained",
         )
     if metadata.get("version") != VERSION:
         raise UnsupportedVersionError(
             "this mask file is of a format version that this release does not read",
             expected=VERSION,
-            found=metadata.get("version"),
+            found=str(metadata.get("version"))[:200],
             todo="upgrade selfmask, or write the mask again with this release",
         )
     try:
         fields = json.loads(metadata["manifest"])
         return _manifest(fields)
     except (KeyError, TypeError, ValueError, RecursionError, AttributeError, OverflowError) as error:
-        raise CorruptMaskFileError(
-            "the manifest of the mask file is damaged", found=repr(error)[:200], todo="fetch the file again"
-        ) from error
+        raise CorruptMaskFileError("the manifest of the mask file is damaged", found=repr(error)[:200]) from error
 
 
 def _manifest(fields: dict[str, Any]) -> Manifest:
@@ -94,6 +92,8 @@ def _manifest(fields: dict[str, Any]) -> Manifest:
 
 def _entry(fields: dict[str, Any]) -> TensorEntry:
     shape = tuple(_count(size) for size in fields["shape"])
+    if len(shape) > 64 or max(shape, default=0) > 2**35:  # before they are multiplied
+        raise ValueError("a shape beyond all bounds")
     entry = TensorEntry(shape, _count(fields["bits"]), _count(fields["active"]), _text(fields["codec"]))
     if not entry.active <= entry.bits <= math.prod(shape) < 2**35:
         raise ValueError(f"{entry.active} of {entry.bits} bits on in a tensor of shape {shape}")

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor, nn
 
 Bits = npt.NDArray[np.uint8]
@@ -29,13 +30,16 @@ class Preprocessing:
     def of_model(model: nn.Module) -> tuple[str | None, Preprocessing | None]:
         """Name and preprocessing that a timm model carries; (None, None) for other models."""
         known = getattr(model, "pretrained_cfg", None)
-        if not isinstance(known, Mapping) or "input_size" not in known:
+        if not isinstance(known, Mapping):
             return None, None
         architecture, tag = known.get("architecture"), known.get("tag")
         name = f"{architecture}.{tag}" if architecture and tag else architecture
-        height, width = known["input_size"][-2:]
-        mean, std = tuple(known["mean"]), tuple(known["std"])
-        return name, Preprocessing((height, width), mean, std, str(known["interpolation"]))
+        try:
+            height, width = (int(side) for side in known["input_size"][-2:])
+            mean, std = (tuple(float(value) for value in known[key]) for key in ("mean", "std"))
+            return name, Preprocessing((height, width), mean, std, str(known["interpolation"]))
+        except (KeyError, TypeError, ValueError):
+            return name, None
 
 
 @dataclasses.dataclass
@@ -55,6 +59,8 @@ class PackedMask:
     notes: str = ""
     norm_fingerprint: str | None = None
     """Set where the statistics are the base's own (frozen): they are then checked instead of stored."""
+    chosen: dict[str, Bits] = dataclasses.field(default_factory=dict)
+    """Packed flags of the weights that carry a bit, where not all of a tensor do. Follows from config and base."""
 
     @cached_property
     def active(self) -> dict[str, int]:
@@ -78,3 +84,18 @@ class PackedMask:
 def pack_bits(mask: Tensor) -> Bits:
     """Eight flags a byte; `mask` is flat, zero for off and anything else for on."""
     return np.packbits(mask.ne(0).cpu().numpy())
+
+
+def weights_with_bits(
+    parameters: Mapping[str, Tensor], sizes: Mapping[str, int], chosen: Mapping[str, Bits]
+) -> dict[str, Tensor]:
+    """The base weights that carry a bit, flat: what the codecs use as side information."""
+    flat = {name: parameters[name].detach().flatten() for name in sizes}
+    for name, flags in chosen.items():
+        flat[name] = flat[name][unpack_bits(flags, flat[name].numel()).to(flat[name].device)]
+    return flat
+
+
+def unpack_bits(packed: Bits, n: int) -> Tensor:
+    """The inverse of `pack_bits`, as a flat bool tensor."""
+    return torch.from_numpy(np.unpackbits(packed, count=n).view(bool))

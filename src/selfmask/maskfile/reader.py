@@ -21,12 +21,9 @@ from torch import Tensor
 from ..errors import ConfigError, CorruptMaskFileError, NotAMaskFileError, RelativeMaskError, WrongBaseError
 from . import codecs
 from .fingerprint import Fingerprints
-from .layout import SHARED, PathLike, content_hash, same_bits
+from .layout import MAX_HEADER, SHARED, WIDTHS, PathLike, content_hash, max_head, same_bits
 from .manifest import Manifest, parse_manifest
-from .mask import PackedMask
-
-_MAX_HEADER = 8 << 20  # a mask of 10,000 tensors needs about 2 MB; the safetensors limit of 100 MB is generous
-_DAMAGED = "fetch or write the file again"
+from .mask import Bits, PackedMask, weights_with_bits
 
 
 def read_mask_file(
@@ -35,58 +32,48 @@ def read_mask_file(
     parameters: Mapping[str, Tensor],
     buffers: Mapping[str, Tensor],
     fingerprints: Fingerprints,
-    bit_weights: Callable[[PackedMask], Mapping[str, Tensor]],
+    choose: Callable[[Mapping[str, Any], Iterable[str]], dict[str, Bits]],
     references: Iterable[PackedMask] = (),
 ) -> PackedMask:
     """Read a mask for a base with these parameters and batch-norm `buffers`.
 
-    `bit_weights` gives the flat base weights that carry the bits of a mask (known by its config alone), and
+    `choose` tells by config and names which weights carry a bit (packed flags; nothing where all do), and
     `references` are the masks at hand that a relative file may refer to.
     """
-    path = Path(path)
-    with _opened(path) as (file, manifest):
+    with _opened(Path(path)) as (file, manifest):
         _check_base(manifest, parameters, buffers, fingerprints)
         stored = _check_tensors(file, manifest, buffers)
-        mask = PackedMask(
-            bits={},
-            sizes={name: entry.bits for name, entry in manifest.masks.items()},
-            shapes={name: entry.shape for name, entry in manifest.masks.items()},
-            config=manifest.config,
-            norm={},
-            fingerprint=manifest.fingerprint,
-            base_name=manifest.base_name,
-            preprocessing=manifest.preprocessing,
-            notes=manifest.notes,
-            norm_fingerprint=manifest.norm_fingerprint,
-        )
-        try:
-            weights = bit_weights(mask)
-        except ConfigError as error:
-            raise CorruptMaskFileError("the mask file has settings that cannot work", found=error.what) from error
-        for name, weight in weights.items():
-            if weight.numel() != mask.sizes[name]:
-                raise CorruptMaskFileError(
-                    f"the wrong number of bits for {name}",
-                    expected=weight.numel(),
-                    found=mask.sizes[name],
-                    todo=_DAMAGED,
-                )
         tensors = {key: file.get_tensor(key) for key in stored}
         _check_content(file, tensors)
-    reference = _reference(manifest, references)
-    empty = torch.empty(0, dtype=torch.uint8)
+    sizes = {name: entry.bits for name, entry in manifest.masks.items()}
+    chosen = _chosen(manifest, choose)
+    weights = weights_with_bits(parameters, sizes, chosen)
+    for name, weight in weights.items():
+        if weight.numel() != sizes[name]:
+            raise CorruptMaskFileError(f"bits for {name}", expected=weight.numel(), found=sizes[name])
+    reference = _reference(manifest, sizes, references)
     coded = {name: (entry.codec, _bytes(tensors[f"mask.{name}"])) for name, entry in manifest.masks.items()}
-    bits = codecs.decode((coded, _bytes(tensors.get(SHARED, empty))), mask.sizes, weights)
+    shared = _bytes(tensors[SHARED]) if SHARED in tensors else b""
+    bits = codecs.decode((coded, shared), sizes, weights)
     if reference is not None:
-        bits = {name: same_bits(same, reference.bits[name], mask.sizes[name]) for name, same in bits.items()}
-    mask = mask.replaced(
+        bits = {name: same_bits(same, reference.bits[name], sizes[name]) for name, same in bits.items()}
+    mask = PackedMask(
         bits=bits,
+        sizes=sizes,
+        shapes={name: entry.shape for name, entry in manifest.masks.items()},
+        config=manifest.config,
         norm={
-            name: tensors[f"norm.{name}"].to(buffers[name].device).clone()
-            for name in buffers
+            name: tensors[f"norm.{name}"].to(buffer.device, buffer.dtype, copy=True)
+            for name, buffer in buffers.items()
             if f"norm.{name}" in tensors
         },
+        fingerprint=manifest.fingerprint,
         head={key.removeprefix("head."): value.clone() for key, value in tensors.items() if key.startswith("head.")},
+        base_name=manifest.base_name,
+        preprocessing=manifest.preprocessing,
+        notes=manifest.notes,
+        norm_fingerprint=manifest.norm_fingerprint,
+        chosen=chosen,
     )
     _check_mask(mask, manifest)
     return mask
@@ -94,11 +81,10 @@ def read_mask_file(
 
 def inspect_mask_file(path: PathLike) -> tuple[Manifest, dict[str, int]]:
     """The manifest of a file and the bytes of each part of it, checked as far as is possible without the base."""
-    path = Path(path)
-    with _opened(path) as (file, manifest):
+    with _opened(Path(path)) as (file, manifest):
         stored = _check_tensors(file, manifest, None)
         _check_content(file, {key: file.get_tensor(key) for key in stored})
-        parts = {"file": path.stat().st_size, "masks": 0, "norm": 0, "head": 0}
+        parts = {"file": Path(path).stat().st_size, "masks": 0, "norm": 0, "head": 0}
         for key, part in stored.items():
             kind = key.partition(".")[0]
             parts["masks" if kind in ("mask", SHARED) else kind] += part.nbytes
@@ -110,31 +96,32 @@ def inspect_mask_file(path: PathLike) -> tuple[Manifest, dict[str, int]]:
 def _opened(path: Path) -> Iterator[tuple[Any, Manifest]]:
     """The file mapped into memory, with its manifest; nothing of its data is read yet."""
     try:
-        with path.open("rb") as start:
-            header = int.from_bytes(start.read(8), "little")
-            size = os.fstat(start.fileno()).st_size
-    except OSError as error:
+        start = path.open("rb")
+    except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
+        found = getattr(error, "strerror", None) or error
         raise NotAMaskFileError(
-            f"cannot read {path}", expected="a .smn file", found=error.strerror, todo="check the path"
+            f"cannot read {path}", expected="a .smn file", found=found, todo="check the path"
         ) from error
-    if size < 8 or header > size - 8:
-        raise NotAMaskFileError(
-            f"{path} is not a safetensors file, or is cut off",
-            expected=f"a header of {header} bytes",
-            found=f"{size} bytes in all",
-            todo=_DAMAGED,
-        )
-    if header > _MAX_HEADER:
-        raise CorruptMaskFileError(
-            f"the header of {path} is too large", expected=f"at most {_MAX_HEADER} bytes", found=header, todo=_DAMAGED
-        )
-    try:
-        with safe_open(path, framework="pt") as file:
-            yield file, parse_manifest(file.metadata())
-    except SafetensorError as error:
-        raise CorruptMaskFileError(
-            f"{path} is damaged", expected="a valid safetensors file", found=error, todo=_DAMAGED
-        ) from error
+    with start:
+        header, size = int.from_bytes(start.read(8), "little"), os.fstat(start.fileno()).st_size
+        if size < 8 or header > size - 8:
+            raise NotAMaskFileError(
+                f"{path} is not a safetensors file, or is cut off",
+                expected=f"a header of {header} bytes",
+                found=f"{size} bytes in all",
+                todo="give a .smn file; if it is one, fetch it again",
+            )
+        if header > MAX_HEADER:
+            raise CorruptMaskFileError(f"the header of {path}", expected=f"at most {MAX_HEADER} bytes", found=header)
+        # The open file, not its name: by the second look, another file may have taken that.
+        same = f"/dev/fd/{start.fileno()}"
+        try:
+            with safe_open(same if Path(same).exists() else path, framework="pt") as file:
+                yield file, parse_manifest(file.metadata())
+        except SafetensorError as error:
+            raise CorruptMaskFileError(
+                f"{path} is damaged", expected="a valid safetensors file", found=error
+            ) from error
 
 
 def _check_base(
@@ -142,29 +129,21 @@ def _check_base(
 ) -> None:
     """Names and shapes first, then the bytes of the weights."""
     todo = f"load the mask on {manifest.base_name or 'the base it was learned on'}, with the same weights"
-    for name, entry in manifest.masks.items():
-        if name not in parameters:
-            raise WrongBaseError("the mask is for another base", expected=f"a parameter {name}", todo=todo)
-        if (shape := tuple(parameters[name].shape)) != entry.shape:
-            raise WrongBaseError(
-                "the mask is for another base", expected=f"{name} of {entry.shape}", found=shape, todo=todo
-            )
     if not manifest.masks:
-        raise CorruptMaskFileError("the mask file masks nothing", todo=_DAMAGED)
-    found = fingerprints.of({name: parameters[name] for name in manifest.masks})
-    if found != manifest.fingerprint:
-        raise WrongBaseError(
-            "the mask was learned on other weights of this architecture",
-            expected=f"fingerprint {manifest.fingerprint[:16]}",
-            found=found[:16],
-            todo=todo,
-        )
+        raise CorruptMaskFileError("the mask file masks nothing", expected="at least one tensor", found="none")
+    for name, entry in manifest.masks.items():
+        shape = tuple(parameters[name].shape) if name in parameters else "no such parameter"
+        if shape != entry.shape:
+            expected = f"{name} of shape {entry.shape}"
+            raise WrongBaseError("the mask is for another base", expected=expected, found=shape, todo=todo)
+    checks = [("weights", {name: parameters[name] for name in manifest.masks}, manifest.fingerprint)]
     if manifest.norm_fingerprint is not None:
-        found = Fingerprints().of(buffers)
-        if found != manifest.norm_fingerprint:
+        checks.append(("batch-norm statistics", dict(buffers), manifest.norm_fingerprint))
+    for what, tensors, expected in checks:
+        if (found := fingerprints.of(tensors)) != expected:
             raise WrongBaseError(
-                "the base has other batch-norm statistics than the mask was learned with",
-                expected=f"fingerprint {manifest.norm_fingerprint[:16]}",
+                f"the mask was learned on other {what} of this architecture",
+                expected=f"fingerprint {expected[:16]}",
                 found=found[:16],
                 todo=todo,
             )
@@ -179,10 +158,10 @@ class _Stored:
 
     @property
     def nbytes(self) -> int:
-        return math.prod(self.shape) * _WIDTH[self.dtype]
+        return math.prod(self.shape) * WIDTHS[self.dtype]
 
-
-_WIDTH = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
+    def __str__(self) -> str:
+        return f"{self.dtype} of shape {self.shape}"
 
 
 def _check_tensors(file: Any, manifest: Manifest, buffers: Mapping[str, Tensor] | None) -> dict[str, _Stored]:
@@ -195,58 +174,66 @@ def _check_tensors(file: Any, manifest: Manifest, buffers: Mapping[str, Tensor] 
         wanted |= {f"norm.{name}" for name in buffers}
     optional = {key for key in stored if key.startswith("head.") or (buffers is None and key.startswith("norm."))}
     if missing := sorted(wanted - set(stored)):
-        found = f"{len(missing)} missing"
-        raise CorruptMaskFileError("tensors are missing", expected=missing[0], found=found, todo=_DAMAGED)
+        raise CorruptMaskFileError("tensors are missing", expected=missing[0], found=f"{len(missing)} missing")
     if extra := sorted(set(stored) - wanted - optional):
-        raise CorruptMaskFileError("tensors that do not belong", found=extra[0][:200], todo=_DAMAGED)
+        raise CorruptMaskFileError(
+            "tensors that do not belong", expected=f"{len(wanted)} tensors", found=extra[0][:200]
+        )
 
     most = {f"mask.{name}": -(-entry.bits // 8) for name, entry in manifest.masks.items()}
     most[SHARED] = sum(most.values())
     for key, limit in most.items():
-        if key in stored and (stored[key].dtype != "U8" or stored[key].nbytes > limit):
-            expected = f"U8, at most {limit} bytes"
-            raise CorruptMaskFileError(f"{key} is not what it should be", expected=expected, found=stored[key])
+        part = stored.get(key, _Stored("U8", (0,)))
+        if part.dtype != "U8" or len(part.shape) != 1 or part.nbytes > limit:
+            raise CorruptMaskFileError(f"{key} does not fit", expected=f"U8, at most {limit} bytes", found=part)
     for name, buffer in (buffers or {}).items():
-        expected_norm = _Stored("F32", tuple(buffer.shape))
-        if stored.get(f"norm.{name}", expected_norm) != expected_norm:
-            found_norm = stored[f"norm.{name}"]
-            raise WrongBaseError(f"the statistics {name} differ in shape", expected=expected_norm, found=found_norm)
-    floats = sum(4 * math.prod(entry.shape) for entry in manifest.masks.values())
-    if (head := sum(part.nbytes for key, part in stored.items() if key.startswith("head."))) > floats:
-        raise CorruptMaskFileError("the head is larger than the base", expected=f"at most {floats} bytes", found=head)
+        fitting = _Stored("F64" if buffer.dtype == torch.float64 else "F32", tuple(buffer.shape))
+        if (part := stored.get(f"norm.{name}", fitting)) != fitting:
+            raise WrongBaseError(
+                f"the statistics {name} do not fit", expected=fitting, found=part, todo="load the mask on its own base"
+            )
+    head = sum(part.nbytes for key, part in stored.items() if key.startswith("head."))
+    if head > (limit := max_head({name: entry.shape for name, entry in manifest.masks.items()})):
+        raise CorruptMaskFileError("the head is too large", expected=f"at most {limit} bytes", found=head)
     return stored
 
 
 def _describe(key: str, part: Any) -> _Stored:
-    if part.get_dtype() not in _WIDTH:
-        raise CorruptMaskFileError(f"{key} has a type no mask file uses", found=part.get_dtype(), todo=_DAMAGED)
+    if part.get_dtype() not in WIDTHS:
+        raise CorruptMaskFileError(f"the type of {key[:200]}", expected=", ".join(WIDTHS), found=part.get_dtype())
     return _Stored(part.get_dtype(), tuple(part.get_shape()))
 
 
 def _check_content(file: Any, tensors: Mapping[str, Tensor]) -> None:
     metadata = file.metadata()
-    found = content_hash(metadata["manifest"], tensors)
-    if found != metadata.get("sha256"):
+    expected, found = str(metadata.get("sha256")), content_hash(metadata["manifest"], tensors)
+    if found != expected:
         raise CorruptMaskFileError(
-            "the content of the mask file was altered",
-            expected=f"SHA-256 {str(metadata.get('sha256'))[:16]}",
-            found=found[:16],
-            todo=_DAMAGED,
+            "the content of the mask file was altered", expected=f"SHA-256 {expected[:16]}", found=found[:16]
         )
 
 
-def _reference(manifest: Manifest, references: Iterable[PackedMask]) -> PackedMask | None:
+def _chosen(
+    manifest: Manifest, choose: Callable[[Mapping[str, Any], Iterable[str]], dict[str, Bits]]
+) -> dict[str, Bits]:
+    try:
+        return choose(manifest.config, manifest.masks)
+    except ConfigError as error:
+        raise CorruptMaskFileError("the mask file has settings that cannot work", found=error.what) from error
+
+
+def _reference(manifest: Manifest, sizes: Mapping[str, int], references: Iterable[PackedMask]) -> PackedMask | None:
     if manifest.relative_to is None:
         return None
-    known = list(references)
-    for reference in known:
-        sizes = {name: entry.bits for name, entry in manifest.masks.items()}
+    known = []
+    for reference in references:
         if reference.sha256 == manifest.relative_to and reference.sizes == sizes:
             return reference
+        known.append(reference.sha256[:16])
     raise RelativeMaskError(
         "this file stores only the difference to another mask, which is not at hand",
         expected=f"a mask with SHA-256 {manifest.relative_to[:16]}",
-        found=", ".join(reference.sha256[:16] for reference in known) or "none",
+        found=", ".join(known) or "none",
         todo="load that mask first, or give its file: relative_to=...",
     )
 
@@ -254,16 +241,9 @@ def _reference(manifest: Manifest, references: Iterable[PackedMask]) -> PackedMa
 def _check_mask(mask: PackedMask, manifest: Manifest) -> None:
     for name, entry in manifest.masks.items():
         if mask.active[name] != entry.active:
-            raise CorruptMaskFileError(
-                f"the mask of {name} is damaged",
-                expected=f"{entry.active} weights on",
-                found=mask.active[name],
-                todo=_DAMAGED,
-            )
+            raise CorruptMaskFileError(f"weights on in {name}", expected=entry.active, found=mask.active[name])
     if mask.sha256 != manifest.mask_sha256:
-        raise CorruptMaskFileError(
-            "the mask is damaged", expected=manifest.mask_sha256[:16], found=mask.sha256[:16], todo=_DAMAGED
-        )
+        raise CorruptMaskFileError("the mask is damaged", expected=manifest.mask_sha256[:16], found=mask.sha256[:16])
 
 
 def _bytes(tensor: Tensor) -> bytes:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
-import tempfile
+import secrets
 from collections.abc import Mapping
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 
@@ -13,23 +15,27 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from ..errors import MaskWriteError, RelativeMaskError
+from ..errors import ConfigError, MaskWriteError, RelativeMaskError
 from . import codecs
-from .layout import SHARED, PathLike, content_hash, same_bits
+from .layout import MAX_HEADER, SHARED, WIDTHS, PathLike, content_hash, max_head, same_bits
 from .manifest import FORMAT, VERSION, Manifest, TensorEntry
-from .mask import Bits, PackedMask
+from .mask import Bits, PackedMask, weights_with_bits
 
 
 def write_mask_file(
-    path: PathLike, mask: PackedMask, weights: Mapping[str, Tensor], *, relative_to: PackedMask | None = None
+    path: PathLike, mask: PackedMask, parameters: Mapping[str, Tensor], *, relative_to: PackedMask | None = None
 ) -> int:
-    """Write a mask atomically; return the file's size. `weights` are the flat base weights that carry bits."""
+    """Write a mask atomically; return the file's size.
+
+    `parameters` are those of the base. Without them (they were converted) the file is larger, and as good.
+    """
     bits = mask.bits if relative_to is None else _difference(mask, relative_to)
+    weights = weights_with_bits(parameters, mask.sizes, mask.chosen) if parameters else {}
     coded, shared = codecs.encode(bits, mask.sizes, weights)
     tensors = {f"mask.{name}": _as_tensor(payload) for name, (_, payload) in coded.items()}
     if shared:
         tensors[SHARED] = _as_tensor(shared)
-    tensors |= {f"norm.{name}": value.detach().cpu().float().contiguous() for name, value in mask.norm.items()}
+    tensors |= {f"norm.{name}": _at_least_float32(value) for name, value in mask.norm.items()}
     tensors |= {f"head.{name}": value.detach().cpu().contiguous().clone() for name, value in mask.head.items()}
     manifest = Manifest(
         creator=f"selfmask {version('selfmask')}",
@@ -48,39 +54,59 @@ def write_mask_file(
     ).to_json()
     metadata = {"format": FORMAT, "version": VERSION, "manifest": manifest}
     metadata["sha256"] = content_hash(manifest, tensors)
-    return write_atomically(Path(path), save(tensors, metadata))
+    data = _in_one_order(save(tensors, metadata))
+    _check_limits(data, mask)
+    return write_atomically(Path(path), data)
 
 
 def write_atomically(path: Path, data: bytes) -> int:
     """Write beside, flush to disk, then rename: whatever happens, `path` is the old file or the new one, whole."""
-    temporary = None
+    temporary = path.parent / f".{secrets.token_hex(8)}.tmp"
     try:
         if path.is_dir():
             raise IsADirectoryError("this is a folder")
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-            temporary = Path(file.name)
+        # Opened by hand so that the kernel applies the umask: to read that is to set it, for all threads.
+        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        temporary.chmod(0o666 & ~_umask())
         temporary.replace(path)
-    except OSError as error:
-        if temporary is not None:
-            temporary.unlink(missing_ok=True)
+    except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
         raise MaskWriteError(
             f"cannot write {path}",
             expected="a file name in a folder that can be written, with room on the disk",
-            found=error.strerror or error,
+            found=getattr(error, "strerror", None) or error,
             todo="choose another place; whatever stood at this name is untouched",
         ) from error
+    finally:  # on Ctrl-C too; after success there is nothing left to remove
+        with suppress(OSError, ValueError):
+            temporary.unlink()
     return len(data)
 
 
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+def _check_limits(data: bytes, mask: PackedMask) -> None:
+    """Refuse to write what no reader would read."""
+    header, head = int.from_bytes(data[:8], "little"), sum(value.nbytes for value in mask.head.values())
+    if header > MAX_HEADER:
+        raise ConfigError("too many words for a mask file", expected=f"{MAX_HEADER} bytes", found=header)
+    if head > (most := max_head(mask.shapes)):
+        raise ConfigError("the head is larger than the masked weights", expected=f"at most {most} bytes", found=head)
+    stored = json.loads(data[8 : 8 + header])
+    if odd := {entry["dtype"] for key, entry in stored.items() if key.startswith("head.")} - set(WIDTHS):
+        raise ConfigError("a head of a type that mask files do not hold", expected=list(WIDTHS), found=sorted(odd))
+
+
+def _in_one_order(data: bytes) -> bytes:
+    """The same mask gives the same bytes: safetensors writes its metadata in random order."""
+    end = 8 + int.from_bytes(data[:8], "little")
+    header = json.dumps(json.loads(data[8:end]), sort_keys=True, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % 8)
+    return len(header).to_bytes(8, "little") + header + data[end:]
+
+
+def _at_least_float32(value: Tensor) -> Tensor:
+    return value.detach().cpu().to(torch.promote_types(value.dtype, torch.float32)).contiguous()
 
 
 def _as_tensor(payload: bytes) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import math
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
 
@@ -59,7 +59,7 @@ class MaskConfig:
         _between("fraction", self.fraction, 0.0, 1.0)
         for name in ("mu", "s0"):
             value = getattr(self, name)
-            if not (_is_number(value) and math.isfinite(value)):
+            if not (_is_number(value) and abs(value) <= sys.float_info.max):  # false for NaN, and for huge integers
                 raise ConfigError(f"{name} must be a finite number", found=repr(value))
         if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not 0 <= self.seed < 2**63:
             raise ConfigError("seed must be a whole number from 0 to 2^63 - 1", found=repr(self.seed))
@@ -77,7 +77,7 @@ class MaskConfig:
         """The inverse of `to_dict`; unknown names are refused, so that no setting is dropped in silence."""
         known = {field.name for field in dataclasses.fields(cls)}
         if unknown := set(values) - known:
-            raise ConfigError("unknown mask settings", expected=sorted(known), found=sorted(unknown))
+            raise ConfigError("unknown mask settings", expected=sorted(known), found=sorted(map(str, unknown)))
         return cls(**values)
 
 

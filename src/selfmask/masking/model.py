@@ -12,8 +12,17 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from ..errors import ConfigError, UnknownMaskError
-from ..maskfile import Fingerprints, PackedMask, Preprocessing, pack_bits, read_mask_file, write_mask_file
+from ..errors import ConfigError, UnknownMaskError, WrongBaseError
+from ..maskfile import (
+    Bits,
+    Fingerprints,
+    PackedMask,
+    Preprocessing,
+    pack_bits,
+    read_mask_file,
+    unpack_bits,
+    write_mask_file,
+)
 from .config import MaskConfig
 from .effective import EffectiveWeight, inverse_alpha, unpack_mask_
 from .norms import cumulative_average, norm_buffers, norm_layers, reset_statistics, saved_statistics
@@ -61,6 +70,7 @@ class MaskedModel(nn.Module):
         self._packed: dict[str, PackedMask] = {}
         self._active: str | None = None  # None: no mask, the base as it is
         self._fingerprints = Fingerprints()
+        self._converted = False  # to another type, since it was masked
         self._slots: dict[str, EffectiveWeight] = {}
         self._slots_key: object = None
         self.train(base.training)
@@ -193,7 +203,9 @@ class MaskedModel(nn.Module):
         """
         mask = self.pack(head=head, notes=notes)
         reference = None if relative_to is None else self._resolve(relative_to)
-        return write_mask_file(path, mask, self._bit_weights(mask), relative_to=reference)
+        # A converted base no longer has the weights by whose size readers tell the classes of weights.
+        parameters = {} if self._converted else self._weights(mask.sizes)
+        return write_mask_file(path, mask, parameters, relative_to=reference)
 
     @classmethod
     def from_pretrained(
@@ -235,12 +247,13 @@ class MaskedModel(nn.Module):
         active = self._require_active()
         if active in self._packed:
             mask = self._packed[active]
-            return mask if head is None and not notes else mask.replaced(head=head, notes=notes)
+            return mask if head is None and not notes else mask.replaced(head=head, notes=notes or None)
         bits, sizes = {}, {}
         for name, flat in self._flat_masks():
             bits[name], sizes[name] = pack_bits(flat), flat.numel()
         weights = self._weights(bits)
         statistics = saved_statistics(self._statistics())
+        own = saved_statistics(norm_buffers(self.base))
         frozen = self.config.norm == "frozen"
         return PackedMask(
             bits=bits,
@@ -248,7 +261,8 @@ class MaskedModel(nn.Module):
             shapes={name: tuple(weight.shape) for name, weight in weights.items()},
             config=self.config.to_dict(),
             norm={} if frozen else {name: value.detach().clone() for name, value in statistics.items()},
-            norm_fingerprint=Fingerprints().of(statistics) if frozen and statistics else None,
+            norm_fingerprint=self._fingerprints.of(own) if frozen and own else None,
+            chosen={name: pack_bits(chosen.flatten()) for name, chosen in self._chosen.items()},
             head=dict(head or {}),
             base_name=self.base_name,
             fingerprint=self._fingerprints.of(weights),
@@ -311,10 +325,10 @@ class MaskedModel(nn.Module):
             number_on = dict(zip(weights, torch.stack(counts).tolist(), strict=True))
         else:
             mask = self._packed[active]
-            config = self._config(active)
             number_on = {}
             for name, weight in weights.items():
-                chosen = choose_fraction(name, weight, config)
+                flags = mask.chosen.get(name)
+                chosen = None if flags is None else unpack_bits(flags, weight.numel()).view(weight.shape)
                 unpack_mask_(mask.bits[name], chosen, self._slots[name].blank(weight))
                 number_on[name] = mask.active[name] + weight.numel() - mask.sizes[name]
         return {name: inverse_alpha(number_on[name], weight.numel()) for name, weight in weights.items()}
@@ -347,15 +361,6 @@ class MaskedModel(nn.Module):
     def _weights(self, names: Iterable[str]) -> dict[str, Tensor]:
         return {name: self.base.get_parameter(name) for name in names}
 
-    def _bit_weights(self, mask: PackedMask) -> dict[str, Tensor]:
-        """The base weights that carry a bit, flat: what the codecs use as side information."""
-        config = MaskConfig.from_dict(mask.config)
-        flat = {}
-        for name, weight in self._weights(mask.sizes).items():
-            chosen = choose_fraction(name, weight, config)
-            flat[name] = (weight if chosen is None else weight[chosen]).detach().flatten()
-        return flat
-
     def _add_scores(self, config: MaskConfig, names: list[str]) -> None:
         self.config = config
         self._tied[DEFAULT] = tied_names(self.base, names)
@@ -385,15 +390,27 @@ class MaskedModel(nn.Module):
         self._progress = 1.0
 
     def _read(self, path: PathLike, reference: PackedMask | None) -> PackedMask:
-        references = list(self._packed.values()) if reference is None else [reference]
+        if self._converted:
+            raise WrongBaseError(
+                "the base was converted to another type after it was masked",
+                expected="the weights that masks are made for",
+                found="rounded ones",
+                todo="load all masks first, then convert with .to(dtype)",
+            )
         return read_mask_file(
             path,
             parameters=dict(self.base.named_parameters(remove_duplicate=False)),
             buffers=saved_statistics(norm_buffers(self.base)),
             fingerprints=self._fingerprints,
-            bit_weights=self._bit_weights,
-            references=references,
+            choose=self._choose,
+            references=(self._resolve(name) for name in self.mask_names) if reference is None else [reference],
         )
+
+    def _choose(self, config: Mapping[str, Any], names: Iterable[str]) -> dict[str, Bits]:
+        """Packed flags of the weights that carry a bit under a config, for tensors where not all do."""
+        parsed = MaskConfig.from_dict(config)
+        choices = {name: choose_fraction(name, weight, parsed) for name, weight in self._weights(names).items()}
+        return {name: pack_bits(chosen.flatten()) for name, chosen in choices.items() if chosen is not None}
 
     def _resolve(self, mask: str | PathLike) -> PackedMask:
         """A mask given by the name it is loaded under, or by its file."""
@@ -410,24 +427,38 @@ class MaskedModel(nn.Module):
     def _apply(self, fn: Any, recurse: bool = True) -> MaskedModel:
         """`.to()` and its kin. Scores stay float32 whatever the base becomes (see `initial_scores`)."""
         before = {key: score.data for key, score in self.scores.items()}
-        names = {name for tied in self._tied.values() for name in tied}
-        self._fingerprints.remember(self._weights(names), fn)
+        hashed = self._hashed()
+        if any(not value.is_meta and fn(value.new_zeros(1)).dtype != value.dtype for value in hashed.values()):
+            self._fingerprints.of(hashed)  # of the weights that the masks are for, not of what they become
+            self._converted = True
+        digests = self._fingerprints.known(hashed)
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self._fingerprints.adopt(self._hashed(), digests)
         for key, score in self.scores.items():
             if score.dtype != torch.float32:
                 gradient, score.grad = score.grad, None
                 score.data = before[key].to(score.device)
                 score.grad = None if gradient is None else gradient.float()
-        weights = self._weights(names)
-        self._chosen = {name: chosen.to(weights[name].device) for name, chosen in self._chosen.items()}
+        scores = self._named_scores()
+        self._chosen = {name: chosen.to(scores[name].device) for name, chosen in self._chosen.items()}
         for mask in self._packed.values():
             mask.norm = {name: fn(value) for name, value in mask.norm.items()}
         self._slots, self._slots_key = {}, None
         return self
 
+    def _hashed(self) -> dict[str, Tensor]:
+        """All tensors of the base that a fingerprint may be taken of."""
+        names = {name for tied in self._tied.values() for name in tied}
+        return self._weights(names) | saved_statistics(norm_buffers(self.base))
+
     def __getstate__(self) -> dict[str, Any]:
         # Graphs can be neither copied nor sent to another process; they are made anew on the next call.
-        return self.__dict__ | {"_slots": {}, "_slots_key": None}
+        digests = self._fingerprints.known(self._hashed())
+        return self.__dict__ | {"_slots": {}, "_slots_key": None, "_fingerprints": digests}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state | {"_fingerprints": Fingerprints()})  # type: ignore[no-untyped-call]
+        self._fingerprints.adopt(self._hashed(), state["_fingerprints"])
 
 
 def _key(name: str) -> str:

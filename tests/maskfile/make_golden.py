@@ -1,0 +1,99 @@
+"""Write the golden files: `python -m tests.maskfile.make_golden`.
+
+Only while format version 1 is not released. Afterwards the files stay as they are for ever, and a change that cannot
+read them needs a new version number, and new files beside the old ones.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from selfmask import MaskConfig, MaskedModel, get_masked_model
+from selfmask.maskfile import Preprocessing
+
+from . import smn
+from .tiny import Flags, Tiny, flags, images, set_flags, uniform
+
+FOLDER = Path(__file__).parent / "golden"
+
+# What each file is there for; masks are `flags(kind)` of every tensor, so that their bits are known without the file.
+GOLDEN: dict[str, dict[str, Any]] = {
+    "raw": {"kind": "dense"},
+    "rice": {"kind": "large"},
+    "lzma": {"kind": "stripes"},
+    "on": {"kind": "on"},
+    "off": {"kind": "off"},
+    "relative": {"kind": "changed", "relative_to": "raw"},
+    "fraction-random": {"kind": "sparse", "config": {"fraction": 0.5, "seed": 7}},
+    "fraction-magnitude": {"kind": "dense", "config": {"fraction": 0.25, "fraction_by": "magnitude"}},
+    "frozen": {"kind": "sparse", "config": {"norm": "frozen"}},
+    "topk": {
+        "kind": "scores",
+        "config": {"rule": "topk", "active_share": 0.9, "select": ["conv*"], "exclude": ["*bias"]},
+    },
+    "head": {"kind": "large", "head": True, "notes": 'Grüße 🐦 "quoted"\n', "statistics": True},
+}
+
+
+def mask_of(kind: str, name: str, index: int) -> Flags:
+    """Which weights of one tensor are on."""
+    weight = Tiny().get_parameter(name)
+    if kind == "changed":  # a few bits away from the file it is relative to
+        return flags("dense", weight, index) ^ ~flags("sparse", weight, index + 50)
+    return flags(kind, weight, index)
+
+
+def head() -> dict[str, torch.Tensor]:
+    weight = torch.from_numpy(uniform(5 * 40, seed=70)).float().view(5, 40)
+    return {"weight": weight, "bias": weight[0, :5].half(), "classes": torch.arange(5)}
+
+
+def masked_of(name: str) -> MaskedModel:
+    """The masked model that a golden file was written from."""
+    entry = GOLDEN[name]
+    masked = get_masked_model(Tiny(), MaskConfig(**entry.get("config", {})))
+    if entry["kind"] == "scores":  # the rule makes the mask
+        with torch.no_grad():
+            for i, score in enumerate(masked.scores.values()):
+                score.copy_(torch.from_numpy(uniform(score.numel(), seed=i + 300)).view_as(score))
+    else:
+        names = {key: key.replace("/", ".") for key in masked.scores}
+        set_flags(masked, {key: mask_of(entry["kind"], names[key], i) for i, key in enumerate(names)})
+    if entry.get("statistics"):
+        masked._norm.get_buffer("norm/running_mean").copy_(torch.from_numpy(uniform(8, seed=90)))
+        masked.base_name = "tiny.golden"
+        masked.preprocessing = Preprocessing((9, 9), (0.1, 0.2, 0.3), (0.5, 0.25, 1 / 3), "bicubic")
+    return masked
+
+
+def main() -> None:
+    FOLDER.mkdir(exist_ok=True)
+    expected = {}
+    for name, entry in GOLDEN.items():
+        path = FOLDER / f"{name}.smn"
+        masked = masked_of(name)
+        reference = FOLDER / f"{entry['relative_to']}.smn" if "relative_to" in entry else None
+        masked.save_pretrained(
+            path, relative_to=reference, head=head() if "head" in entry else None, notes=entry.get("notes", "")
+        )
+        with torch.no_grad():
+            outputs = masked(images())[:, :8].double().tolist()
+        masks = smn.parse(path.read_bytes()).manifest["masks"]
+        expected[name] = {
+            "mask_sha256": masked.pack().sha256,
+            "fingerprint": masked.pack().fingerprint,
+            "codecs": sorted({mask["codec"] for mask in masks.values()}),
+            "num_masked": masked.num_masked,
+            "active": sum(masked.pack().active.values()),
+            "outputs": [[round(value, 7) for value in row] for row in outputs],
+        }
+        print(f"{path.name:24} {path.stat().st_size:6} bytes  {', '.join(expected[name]['codecs'])}")
+    (FOLDER / "expected.json").write_text(json.dumps(expected, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
