@@ -117,6 +117,23 @@ def test_a_loaded_mask_in_train_mode_changes_nobody(tmp_path: Path) -> None:
     assert all(torch.equal(value, before[name]) for name, value in statistics(masked).items())
 
 
+def test_a_norm_layer_in_two_places() -> None:
+    """A block that is used twice has one set of statistics, which both uses move; the base keeps its own."""
+    torch.manual_seed(0)
+    block = nn.Sequential(nn.Conv2d(1, 1, 3, padding=1), nn.BatchNorm2d(1))
+    base = nn.Sequential(block, nn.ReLU(), block)
+    before, plain = state_of(base), copy.deepcopy(base).train()
+    buffer = block[1].running_mean
+    masked = get_masked_model(base).train()
+    for x in batches():
+        assert torch.equal(masked(x), plain(x))
+    assert_same_state(base, before)
+    assert block[1].running_mean is buffer
+    merged = masked.merge_and_unload()
+    assert torch.equal(merged[0][1].running_mean, plain[0][1].running_mean)
+    assert torch.equal(merged[2][1].running_mean, plain[0][1].running_mean)
+
+
 def test_batch_norm_without_statistics() -> None:
     base = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4, track_running_stats=False))
     masked = get_masked_model(base, MaskConfig(norm="frozen")).train()

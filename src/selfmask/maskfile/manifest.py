@@ -38,6 +38,7 @@ class Manifest:
     mask_sha256: str
     relative_to: str | None
     norm_fingerprint: str | None
+    progress: float
     notes: str
 
     def to_json(self) -> str:
@@ -86,6 +87,7 @@ def _manifest(fields: dict[str, Any]) -> Manifest:
         mask_sha256=_hash(fields["mask_sha256"]),
         relative_to=None if fields["relative_to"] is None else _hash(fields["relative_to"]),
         norm_fingerprint=None if fields["norm_fingerprint"] is None else _hash(fields["norm_fingerprint"]),
+        progress=_share(fields["progress"]),
         notes=_text(fields["notes"]),
     )
 
@@ -123,6 +125,13 @@ def _count(value: object) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise TypeError(f"a count expected, found {value!r}"[:200])
     return value
+
+
+def _share(value: object) -> float:
+    number = _number(value)
+    if not 0 <= number <= 1:
+        raise ValueError(f"a share expected, found {number}")
+    return number
 
 
 def _number(value: object) -> float:

@@ -57,6 +57,8 @@ class PackedMask:
     base_name: str | None = None
     preprocessing: Preprocessing | None = None
     notes: str = ""
+    progress: float = 0.0
+    """How far training had come, from 0 to 1: where the progressive rule stands."""
     norm_fingerprint: str | None = None
     """Set where the statistics are the base's own (frozen): they are then checked instead of stored."""
     chosen: dict[str, Bits] = dataclasses.field(default_factory=dict)

@@ -45,20 +45,21 @@ def read_mask_file(
         stored = _check_tensors(file, manifest, buffers)
         tensors = {key: file.get_tensor(key) for key in stored}
         _check_content(file, tensors)
-    sizes = {name: entry.bits for name, entry in manifest.masks.items()}
+    # In the order of the model, so that optimizers find the scores in the order they know.
+    sizes = {name: manifest.masks[name].bits for name in parameters if name in manifest.masks}
     chosen = _chosen(manifest, choose)
     weights = weights_with_bits(parameters, sizes, chosen)
     for name, weight in weights.items():
         if weight.numel() != sizes[name]:
             raise CorruptMaskFileError(f"bits for {name}", expected=weight.numel(), found=sizes[name])
     reference = _reference(manifest, sizes, references)
-    coded = {name: (entry.codec, _bytes(tensors[f"mask.{name}"])) for name, entry in manifest.masks.items()}
+    coded = {name: (manifest.masks[name].codec, _bytes(tensors[f"mask.{name}"])) for name in sizes}
     shared = _bytes(tensors[SHARED]) if SHARED in tensors else b""
     bits = codecs.decode((coded, shared), sizes, weights)
     if reference is not None:
         bits = {name: same_bits(same, reference.bits[name], sizes[name]) for name, same in bits.items()}
     mask = PackedMask(
-        bits=bits,
+        bits={name: bits[name] for name in sizes},
         sizes=sizes,
         shapes={name: entry.shape for name, entry in manifest.masks.items()},
         config=manifest.config,
@@ -73,6 +74,7 @@ def read_mask_file(
         preprocessing=manifest.preprocessing,
         notes=manifest.notes,
         norm_fingerprint=manifest.norm_fingerprint,
+        progress=manifest.progress,
         chosen=chosen,
     )
     _check_mask(mask, manifest)

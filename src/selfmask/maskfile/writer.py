@@ -50,6 +50,7 @@ def write_mask_file(
         mask_sha256=mask.sha256,
         relative_to=None if relative_to is None else relative_to.sha256,
         norm_fingerprint=mask.norm_fingerprint,
+        progress=mask.progress,
         notes=mask.notes,
     ).to_json()
     metadata = {"format": FORMAT, "version": VERSION, "manifest": manifest}

@@ -45,26 +45,27 @@ class EffectiveWeight:
     """The memory and the graph of one tensor's effective weight.
 
     A training step may run the backbone several times (multi-crop); the effective weight is computed once and
-    shared until its backward has run. The memory is used again and again, because fresh pages cost more than
-    the arithmetic, but never while a graph still needs it.
+    shared until a backward has run: scores are then about to change, and not every optimizer leaves a trace of it.
+    The memory is used again and again, because fresh pages cost more than the arithmetic, but never while a graph
+    waits for its backward.
     """
 
     def __init__(self) -> None:
         self.buffer: Tensor | None = None
         self.output: Tensor | None = None
-        self.in_graph = False
+        self.pending = False
 
     def blank(self, weight: Tensor) -> Tensor:
         """Memory of the weight's shape to write a mask into."""
         old = self.buffer
         if (
             old is None
-            or self.in_graph
+            or self.pending
             or (old.shape, old.dtype, old.device, old.stride())
             != (weight.shape, weight.dtype, weight.device, weight.stride())
         ):
             self.buffer = torch.empty_like(weight, requires_grad=False)
-        self.output, self.in_graph = None, False
+        self.output, self.pending = None, False
         assert self.buffer is not None
         return self.buffer
 
@@ -76,7 +77,7 @@ class EffectiveWeight:
             self.output = self.buffer
         else:
             self.output = _StraightThrough.apply(score, weight, self, inv_alpha, detach_alpha)
-            self.in_graph = True
+            self.pending = True
 
 
 class _StraightThrough(torch.autograd.Function):
@@ -87,24 +88,25 @@ class _StraightThrough(torch.autograd.Function):
         ctx: Any, score: Tensor, weight: Tensor, slot: EffectiveWeight, inv_alpha: float, detach_alpha: bool
     ) -> Tensor:
         assert slot.buffer is not None
-        effective = slot.buffer.detach()
-        ctx.save_for_backward(weight, effective)
+        # Kept as attributes, since saved tensors are freed by the first backward and several losses may share
+        # this node. Nothing is copied: the base weight is there already, and the buffer is what we return.
+        ctx.weight, ctx.buffer, ctx.inv_alpha, ctx.detach_alpha = weight, slot.buffer, inv_alpha, detach_alpha
         # Weak, because the slot holds the output, which holds this node: the loop would never be collected.
-        ctx.slot, ctx.inv_alpha, ctx.detach_alpha = weakref.ref(slot), inv_alpha, detach_alpha
-        return effective
+        ctx.slot = weakref.ref(slot)
+        return slot.buffer.detach()
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         # dL/dM_i = g_i w_i / alpha - (sum_j g_j w_j m_j) / (2 N alpha^3); the second term is alpha's share.
-        weight, effective = ctx.saved_tensors
+        weight, effective = ctx.weight, ctx.buffer
         offset = grad.new_zeros(())
         if not ctx.detach_alpha:
             offset = _dot(grad, effective) * (-(ctx.inv_alpha**2) / (2 * weight.numel()))
         grad_mask = torch.addcmul(offset.to(grad.dtype), grad, weight, value=ctx.inv_alpha)
         slot = ctx.slot()
-        if slot is not None and slot.buffer is not None and slot.buffer.data_ptr() == effective.data_ptr():
-            slot.output, slot.in_graph = None, False
+        if slot is not None and slot.buffer is effective:
+            slot.output, slot.pending = None, False
         return grad_mask.float(), None, None, None, None
 
 

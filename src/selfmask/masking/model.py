@@ -25,7 +25,7 @@ from ..maskfile import (
 )
 from .config import MaskConfig
 from .effective import EffectiveWeight, inverse_alpha, unpack_mask_
-from .norms import cumulative_average, norm_buffers, norm_layers, reset_statistics, saved_statistics
+from .norms import norm_buffers, norm_layers, plain_average, saved_statistics
 from .rules import choose_fraction, initial_scores, write_mask
 from .selection import select_parameters, tied_names
 
@@ -40,8 +40,10 @@ def get_masked_model(model: nn.Module, config: MaskConfig | None = None) -> Mask
     >>> optimizer = torch.optim.SGD(masked.scores.parameters(), lr=50, momentum=0.9)
     """
     config = config or MaskConfig()
+    names = select_parameters(model, config)  # before anything is touched
     masked = MaskedModel(model)
-    masked._add_scores(config, select_parameters(model, config))
+    masked._add_scores(config, names)
+    masked._freeze()
     return masked
 
 
@@ -62,18 +64,18 @@ class MaskedModel(nn.Module):
         self.config = MaskConfig()
         self.base_name, self.preprocessing = Preprocessing.of_model(base)
         self._trainable = {name: p.requires_grad for name, p in base.named_parameters(remove_duplicate=False)}
-        base.requires_grad_(False)
+        self.training = base.training
         self._tied: dict[str, dict[str, list[str]]] = {}  # per mask: tensor -> all its names in the base
         self._chosen: dict[str, Tensor] = {}
         self._progress = 0.0
         self._norm = nn.Module()  # our copy of the base's running statistics; they move with the scores
         self._packed: dict[str, PackedMask] = {}
-        self._active: str | None = None  # None: no mask, the base as it is
+        self._active: str | None = None
+        self._disabled = False
         self._fingerprints = Fingerprints()
         self._converted = False  # to another type, since it was masked
         self._slots: dict[str, EffectiveWeight] = {}
         self._slots_key: object = None
-        self.train(base.training)
 
     # ---- what is masked -------------------------------------------------------------------------------------
 
@@ -85,7 +87,7 @@ class MaskedModel(nn.Module):
     @property
     def active_mask(self) -> str | None:
         """The name of the mask in use, or None where the mask is disabled."""
-        return self._active
+        return None if self._disabled else self._active
 
     @property
     def num_masked(self) -> int:
@@ -123,7 +125,7 @@ class MaskedModel(nn.Module):
     # ---- running --------------------------------------------------------------------------------------------
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return functional_call(self.base, self._replacements(), args, kwargs)
+        return functional_call(self.base, self._replacements(), args, kwargs, tie_weights=False)
 
     def train(self, mode: bool = True) -> MaskedModel:
         super().train(mode)
@@ -135,11 +137,11 @@ class MaskedModel(nn.Module):
     @contextmanager
     def disable_mask(self) -> Iterator[None]:
         """Within, the model is the untouched base, its own batch-norm statistics included."""
-        active, self._active = self._active, None
+        before, self._disabled = self._disabled, True
         try:
             yield
         finally:
-            self._active = active
+            self._disabled = before
 
     def set_mask(self, name: str) -> None:
         """Make a mask the active one, and expand it to full weights; all others stay packed."""
@@ -166,26 +168,26 @@ class MaskedModel(nn.Module):
         """
         if self._config(self._require_active()).norm == "frozen":
             raise ConfigError("norm='frozen' leaves the statistics as they are", todo="choose 'adapt' or 'recalibrate'")
-        fresh = {name: value.clone() for name, value in norm_buffers(self.base).items()}
-        reset_statistics(fresh)
-        layers = norm_layers(self.base).values()
+        layers = {name: layer for name, layer in norm_layers(self.base).items() if hasattr(layer, "momentum")}
+        current = {name: value.clone() for name, value in (norm_buffers(self.base) | self._statistics()).items()}
         was_training, seen = self.training, 0
         self.eval()
         try:
-            replacements = {**self._replacements(), **fresh}
-            with cumulative_average(layers):
-                for layer in layers:
+            replacements = {**self._replacements(), **current}
+            with plain_average(layers.values()) as next_batch:
+                for layer in layers.values():
                     layer.train()
                 for batch in batches:
                     inputs = batch[0] if isinstance(batch, tuple | list) else batch
-                    functional_call(self.base, replacements, (inputs,))
+                    next_batch()  # the first batch replaces all that was, the second counts half, ...
+                    functional_call(self.base, replacements, (inputs,), tie_weights=False)
                     seen += 1
         finally:
             self.train(was_training)
         if not seen:
             raise ConfigError("recalibrate needs at least one batch", found="none")
         for name, value in self._statistics().items():  # only now: an error on the way changes nothing
-            value.copy_(fresh[name])
+            value.copy_(current[name])
 
     # ---- files ----------------------------------------------------------------------------------------------
 
@@ -218,7 +220,8 @@ class MaskedModel(nn.Module):
         if is_trainable:
             masked._make_trainable()
         masked.set_mask(DEFAULT)
-        return masked.train(model.training)
+        masked._freeze()
+        return masked
 
     def load_mask(self, path: PathLike, name: str, *, relative_to: str | PathLike | None = None) -> None:
         """Load a mask beside the others, bit-packed; `set_mask(name)` then makes it the active one."""
@@ -268,6 +271,7 @@ class MaskedModel(nn.Module):
             fingerprint=self._fingerprints.of(weights),
             preprocessing=self.preprocessing,
             notes=notes,
+            progress=self._progress,
         )
 
     # ---- how it works ---------------------------------------------------------------------------------------
@@ -275,21 +279,20 @@ class MaskedModel(nn.Module):
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _replacements(self) -> dict[str, Tensor]:
         """What the base gets instead of its own tensors for one call: effective weights and statistics."""
-        statistics = self._statistics()
-        if self.training and self._active != self._trained:
+        active, statistics = self.active_mask, self._statistics()
+        if self.training and (active is None or active != self._trained):
             # Batch statistics may be used in train mode, but neither the base nor a loaded mask may change.
             statistics = {name: value.clone() for name, value in (norm_buffers(self.base) | statistics).items()}
-        if self._active is None:
-            return statistics
-        return {**self._effective_weights(self._active), **statistics}
+        return statistics if active is None else {**self._effective_weights(active), **statistics}
 
     def _statistics(self) -> dict[str, Tensor]:
         """The running statistics that belong to the active mask."""
-        if self._active is None:
+        active = self.active_mask
+        if active is None:
             return {}
-        if self._active == self._trained:
+        if active == self._trained:
             return {_name(key): value for key, value in self._norm.named_buffers()}
-        return self._packed[self._active].norm
+        return self._packed[active].norm
 
     def _effective_weights(self, active: str) -> dict[str, Tensor]:
         """W * M / alpha for every masked tensor, computed only when scores changed or a graph was used up."""
@@ -297,9 +300,12 @@ class MaskedModel(nn.Module):
         weights = self._weights(tied)
         scores = self._named_scores() if active == self._trained else {}
         tracked = {name for name, score in scores.items() if score.requires_grad and torch.is_grad_enabled()}
-        key = (active, self._progress, *(tensor._version for tensor in (*scores.values(), *weights.values())))
+        # What is written through `score.data` without a new memory stays unseen, as it does to autograd.
+        state = [(tensor.data_ptr(), tensor._version) for tensor in (*scores.values(), *weights.values())]
+        key = (active, self._progress, state)
         current = key == self._slots_key and all(
-            (slot := self._slots[name]).output is not None and (slot.in_graph or name not in tracked) for name in tied
+            (output := self._slots[name].output) is not None and (output.requires_grad or name not in tracked)
+            for name in tied
         )
         if not current:
             with torch.inference_mode(False), torch.no_grad():
@@ -343,7 +349,7 @@ class MaskedModel(nn.Module):
             yield name, out.flatten() if chosen is None else out[chosen]
 
     def _require_active(self) -> str:
-        if self._active is None:
+        if self._active is None or self._disabled:
             raise ConfigError("no mask is active", todo="leave disable_mask(), or set_mask(name)")
         return self._active
 
@@ -359,7 +365,11 @@ class MaskedModel(nn.Module):
         return {_name(key): score for key, score in self.scores.items()}
 
     def _weights(self, names: Iterable[str]) -> dict[str, Tensor]:
-        return {name: self.base.get_parameter(name) for name in names}
+        return {name: self.base.get_parameter(name).detach() for name in names}
+
+    def _freeze(self) -> None:
+        """The last step of building: an error before leaves the user's model as it was."""
+        self.base.requires_grad_(False)
 
     def _add_scores(self, config: MaskConfig, names: list[str]) -> None:
         self.config = config
@@ -373,7 +383,8 @@ class MaskedModel(nn.Module):
         for name, value in norm_buffers(self.base).items():
             self._norm.register_buffer(_key(name), value.detach().clone())
         self._active = DEFAULT
-        self.train(self.training)
+        if config.norm == "frozen":
+            self.train(self.training)
 
     def _make_trainable(self) -> None:
         """Give the loaded default mask scores: as far above the threshold where on as below it where off."""
@@ -387,7 +398,7 @@ class MaskedModel(nn.Module):
                 score.mul_(2 * distance).add_(config.mu - distance)
             for name, value in mask.norm.items():
                 self._norm.get_buffer(_key(name)).copy_(value)
-        self._progress = 1.0
+        self._progress = mask.progress
 
     def _read(self, path: PathLike, reference: PackedMask | None) -> PackedMask:
         if self._converted:
@@ -416,11 +427,12 @@ class MaskedModel(nn.Module):
         """A mask given by the name it is loaded under, or by its file."""
         if not isinstance(mask, str) or mask not in self.mask_names:
             return self._read(mask, None)
-        active, self._active = self._active, mask
+        before = self._active, self._disabled
+        self._active, self._disabled = mask, False
         try:
             return self.pack()
         finally:
-            self._active = active
+            self._active, self._disabled = before
 
     # ---- being an ordinary module ---------------------------------------------------------------------------
 
@@ -462,8 +474,10 @@ class MaskedModel(nn.Module):
 
 
 def _key(name: str) -> str:
-    return name.replace(".", "/")  # module members may not have dots in their names
+    """A name for a member of a module: without dots, and not that of a method ("keys")."""
+    key = name.replace("%", "%25").replace("/", "%2F").replace(".", "/")
+    return f"/{key}" if hasattr(nn.ParameterDict, key) else key
 
 
 def _name(key: str) -> str:
-    return key.replace("/", ".")
+    return key.removeprefix("/").replace("/", ".").replace("%2F", "/").replace("%25", "%")

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
-import torch
 from torch import Tensor, nn
 
 
@@ -34,20 +33,19 @@ def saved_statistics(buffers: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 @contextmanager
-def cumulative_average(layers: Iterable[nn.Module]) -> Iterator[None]:
-    """Within, running statistics are the plain average over all batches, not an exponential one."""
+def plain_average(layers: Iterable[nn.Module]) -> Iterator[Callable[[], None]]:
+    """Within, running statistics are plain averages over batches; call what is yielded before each batch."""
     momenta = [(layer, layer.momentum) for layer in layers]
-    try:
+    seen = 0
+
+    def next_batch() -> None:
+        nonlocal seen
+        seen += 1
         for layer, _ in momenta:
-            layer.momentum = None  # type: ignore[assignment]
-        yield
+            layer.momentum = 1 / seen  # type: ignore[assignment]
+
+    try:
+        yield next_batch
     finally:
         for layer, momentum in momenta:
             layer.momentum = momentum
-
-
-def reset_statistics(buffers: dict[str, Tensor]) -> None:
-    """Mean 0, variance 1, no batches seen: the start of a re-estimation."""
-    with torch.no_grad():
-        for name, value in buffers.items():
-            value.fill_(1 if name.endswith("running_var") else 0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
-from itertools import pairwise
+from itertools import combinations
 
 from torch import Tensor, nn
 
@@ -78,7 +78,7 @@ def _select(model: nn.Module, config: MaskConfig) -> list[str]:
     if match := _STAGES.fullmatch(select):
         first, last = int(match[1]), int(match[2])
         # The paper's selective masking is of ResNets, where downsample norms count too.
-        is_resnet = any(".downsample." in name and name.startswith("layer") for name in names)
+        is_resnet = any(re.match(r"layer\d+\..*\.downsample\.", name) for name in names)
         candidates = _paper_resnet(model) if is_resnet else _auto(model)
         return [name for name in candidates if first <= stage_of(name) <= last]
     raise SelectionError(
@@ -121,12 +121,12 @@ def _paper_resnet(model: nn.Module) -> list[str]:
 def _classifier_prefixes(model: nn.Module) -> set[str]:
     """The classifier goes with the labels it was trained for: timm tells where it is, else its usual names."""
     skipped = {name for name, _ in model.named_children() if name in _CLASSIFIERS}
-    get_classifier = getattr(model, "get_classifier", None)
-    if callable(get_classifier):
-        parts = get_classifier()
-        parts = parts if isinstance(parts, tuple | list) else (parts,)
-        heads = {id(part) for part in parts if isinstance(part, nn.Module)}
-        skipped |= {name for name, module in model.named_modules() if id(module) in heads}
+    for owner in model.modules():  # a timm model may be wrapped in another
+        get_classifier = getattr(owner, "get_classifier", None)
+        if callable(get_classifier):
+            parts = get_classifier()
+            heads = {id(part) for part in (parts if isinstance(parts, tuple | list) else (parts,))}
+            skipped |= {name for name, module in model.named_modules() if id(module) in heads}
     return skipped
 
 
@@ -145,16 +145,18 @@ def _matches(name: str, patterns: Sequence[str]) -> bool:
 
 
 def tied_names(model: nn.Module, names: Sequence[str]) -> dict[str, list[str]]:
-    """For each tensor among `names`, every name it has in the model; the first one given speaks for all."""
+    """For each tensor among `names`, all places it has in the model; the first name given speaks for all.
+
+    A place is a member of a module, under one name: a module may itself be in several places, and replacing its
+    member twice would not be undone (which is also why `functional_call` must not look for ties by itself).
+    """
     parameters = dict(model.named_parameters(remove_duplicate=False))
-    by_view: dict[object, list[str]] = {}
-    for name, parameter in parameters.items():
-        by_view.setdefault(_view_of(parameter), []).append(name)
-    groups: dict[str, list[str]] = {}
-    for name in names:
-        tied = by_view[_view_of(parameters[name])]
-        if not any(other in groups for other in tied):
-            groups[name] = tied
+    places: dict[object, list[str]] = {}
+    for prefix, module in model.named_modules():
+        for name, parameter in module.named_parameters(prefix, recurse=False, remove_duplicate=False):
+            places.setdefault(_view_of(parameter), []).append(name)
+    first = {_view_of(parameters[name]): name for name in reversed(names)}
+    groups = {first[view]: places[view] for view in dict.fromkeys(_view_of(parameters[name]) for name in names)}
     _refuse_partial_overlap(groups, parameters)
     return groups
 
@@ -167,6 +169,7 @@ def _view_of(tensor: Tensor) -> object:
 
 def _refuse_partial_overlap(groups: dict[str, list[str]], parameters: dict[str, nn.Parameter]) -> None:
     """Two different views of one memory would need one mask in two shapes; say so instead of guessing."""
+    selected = {_view_of(parameters[name]) for name in groups}
     spans: dict[int, list[tuple[int, int, str]]] = {}
     representatives = {_view_of(p): name for name, p in reversed(parameters.items())}
     for name in representatives.values():
@@ -179,8 +182,8 @@ def _refuse_partial_overlap(groups: dict[str, list[str]], parameters: dict[str, 
         spans.setdefault(storage, []).append((start, start + extent * tensor.element_size(), name))
     for storage_spans in spans.values():
         storage_spans.sort()
-        for (_, end, first), (start, _, second) in pairwise(storage_spans):
-            if start < end and (first in groups or second in groups):
+        for (_, end, first), (start, _, second) in combinations(storage_spans, 2):
+            if start < end and not selected.isdisjoint(_view_of(parameters[name]) for name in (first, second)):
                 raise SelectionError(
                     f"{first} and {second} are different views of the same memory",
                     expected="tied weights of one shape (masked once), or separate tensors",
