@@ -545,7 +545,7 @@ def test_two_forwards_two_backwards(masked: MaskedModel) -> None:
 def test_a_late_backward_is_right_or_refused() -> None:
     """The memory of effective weights is used again; a backward that comes too late must not read what is new."""
     torch.manual_seed(0)
-    masked = get_masked_model(nn.Linear(4, 4, bias=False))
+    masked = get_masked_model(nn.Linear(4, 4))
     perturb_scores(masked)
     xs = [torch.randn(3, 4) for _ in range(3)]
     _, expected = oracle(masked, masked.base, xs[1])

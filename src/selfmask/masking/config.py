@@ -57,6 +57,8 @@ class MaskConfig:
         _one_of("score_init", self.score_init, get_args(ScoreInit))
         _between("active_share", self.active_share, 0.0, 1.0)
         _between("fraction", self.fraction, 0.0, 1.0)
+        if self.fraction == 0:
+            raise ConfigError("fraction 0 leaves nothing to mask", expected="above 0, up to 1", found=self.fraction)
         for name in ("mu", "s0"):
             value = getattr(self, name)
             if not (_is_number(value) and abs(value) <= sys.float_info.max):  # false for NaN, and for huge integers

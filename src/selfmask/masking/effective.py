@@ -91,6 +91,7 @@ class _StraightThrough(torch.autograd.Function):
         # Kept as attributes, since saved tensors are freed by the first backward and several losses may share
         # this node. Nothing is copied: the base weight is there already, and the buffer is what we return.
         ctx.weight, ctx.buffer, ctx.inv_alpha, ctx.detach_alpha = weight, slot.buffer, inv_alpha, detach_alpha
+        ctx.version = slot.buffer._version
         # Weak, because the slot holds the output, which holds this node: the loop would never be collected.
         ctx.slot = weakref.ref(slot)
         return slot.buffer.detach()
@@ -100,6 +101,8 @@ class _StraightThrough(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         # dL/dM_i = g_i w_i / alpha - (sum_j g_j w_j m_j) / (2 N alpha^3); the second term is alpha's share.
         weight, effective = ctx.weight, ctx.buffer
+        if effective._version != ctx.version:  # what autograd checks for tensors that it saves itself
+            raise RuntimeError("the scores changed between this forward and its backward; run the forward again")
         offset = grad.new_zeros(())
         if not ctx.detach_alpha:
             offset = _dot(grad, effective) * (-(ctx.inv_alpha**2) / (2 * weight.numel()))

@@ -243,7 +243,7 @@ class MaskedModel(nn.Module):
                 members[name].copy_(value)
         for name, parameter in dense.named_parameters(remove_duplicate=False):
             parameter.requires_grad_(self._trainable[name])
-        return dense.train(self.training)
+        return dense
 
     def pack(self, *, head: Mapping[str, Tensor] | None = None, notes: str = "") -> PackedMask:
         """The active mask as bits and statistics, with all that a mask file says of it."""
@@ -369,6 +369,11 @@ class MaskedModel(nn.Module):
 
     def _freeze(self) -> None:
         """The last step of building: an error before leaves the user's model as it was."""
+        if any(getattr(module, "grad_checkpointing", False) for module in self.base.modules()):
+            raise ConfigError(
+                "activation checkpointing inside the base would recompute with unmasked weights",
+                todo="switch it off: model.set_grad_checkpointing(False)",
+            )
         self.base.requires_grad_(False)
 
     def _add_scores(self, config: MaskConfig, names: list[str]) -> None:

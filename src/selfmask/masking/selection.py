@@ -21,6 +21,7 @@ _CLASSIFIERS = {"fc", "head", "heads", "head_dist", "classifier", "last_linear"}
 _CONVOLUTIONS = nn.modules.conv._ConvNd
 # bias_k and bias_v of nn.MultiheadAttention are learned tokens, not weights.
 _ATTENTION = {"in_proj_weight", "in_proj_bias", "q_proj_weight", "k_proj_weight", "v_proj_weight"}
+_EMBEDDING = re.compile(r"(?:^|_)embed(?:ding)?s?\d*$")  # patch_embed, embeddings; not embedder
 _NAMED = ("auto", "paper-resnet", "paper-vit", "all")
 
 
@@ -133,7 +134,7 @@ def _classifier_prefixes(model: nn.Module) -> set[str]:
 def _is_patch_embedding(model: nn.Module, prefix: str, module: nn.Module) -> bool:
     """A patch embedding is an embedding: by its name, or a convolution that stands beside position tokens."""
     path = prefix.split(".")
-    if any("embed" in part for part in path):
+    if any(_EMBEDDING.search(part) for part in path):
         return True
     parent = model.get_submodule(".".join(path[:-1]))
     beside = [name for name, _ in parent.named_parameters(recurse=False)]
