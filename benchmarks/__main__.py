@@ -13,25 +13,28 @@ from rich.table import Table
 from . import serving, storage, training
 from .common import Row, imagenet_lite0, learn_mask
 
+RESNETS = ("resnet18", "resnet50")
+
 
 def main() -> int:
     console = Console(width=150)
     rows: list[Row] = []
-    for name in ("resnet18", "resnet50"):
+    for name in RESNETS:
         console.print(f"training and forward passes of {name} ...")
         rows += training.rows(name)
         rows += serving.forward_rows(name)
     console.print("learning masks on real images (a few minutes) ...")
-    resnet50 = timm.create_model("resnet50", num_classes=0)
+    # No weights of a ResNet are at hand: theirs are random, and no branch may start at zero, or it would not learn.
+    resnet18, resnet50 = (timm.create_model(name, num_classes=0, zero_init_last=False) for name in RESNETS)
     masks = {
-        "efficientnet_lite0 (ImageNet)": learn_mask(imagenet_lite0(), lr=20, steps=200),
-        "resnet18 (random)": learn_mask(timm.create_model("resnet18", num_classes=0), lr=400, steps=200),
-        "resnet50 (random)": learn_mask(resnet50, lr=1000, steps=40, select="paper-resnet"),
+        "efficientnet_lite0 (ImageNet)": learn_mask(imagenet_lite0(), lr=20, steps=120, size=64),
+        "resnet18 (random)": learn_mask(resnet18, lr=25, steps=200, select="paper-resnet"),
+        "resnet50 (random)": learn_mask(resnet50, lr=0.7, steps=100, select="paper-resnet"),
     }
     learned, table = storage.learned_rows(masks)
     rows += learned + storage.synthetic_rows()
     rows += storage.range_coder_rows("resnet50 (random)", masks["resnet50 (random)"])
-    other = learn_mask(resnet50, lr=1000, steps=30, select="paper-resnet")
+    other = learn_mask(resnet50, lr=0.7, steps=90, select="paper-resnet")
     with tempfile.TemporaryDirectory() as folder:
         rows += serving.loading_rows(Path(folder), resnet50, [masks["resnet50 (random)"], other])
     console.print(table)

@@ -30,7 +30,7 @@ RAW, RICE, LZMA = "raw", "rice", "lzma"
 CODECS = (RAW, RICE, LZMA)
 
 _MAX_BORDERS = 2  # a third saves 1 % more, and costs a quarter of the decoding time
-_LARGE = 1 << 20  # tensors of more weights get one border: 3 % larger, and as fast to load as a checkpoint
+_LARGE = 1 << 18  # tensors of more weights get one border: 2 % larger, and a third faster to decode
 _BINS = 32  # candidate class borders are quantiles of |w|
 _HEADER_BITS = 40  # what one more class costs: border, parameter and number of rare symbols
 _ON_IS_RARE = 0x80  # added to the number of borders

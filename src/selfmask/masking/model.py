@@ -24,7 +24,7 @@ from ..maskfile import (
     write_mask_file,
 )
 from .config import MaskConfig
-from .effective import EffectiveWeight, inverse_alpha, unpack_mask_
+from .effective import EffectiveWeight, count_ones, inverse_alpha, unpack_mask_
 from .norms import norm_buffers, norm_layers, plain_average, saved_statistics
 from .rules import choose_fraction, initial_scores, write_mask
 from .selection import select_parameters, tied_names
@@ -326,7 +326,7 @@ class MaskedModel(nn.Module):
             for name, weight in weights.items():
                 out = self._slots[name].blank(weight)
                 write_mask(scores[name], self.config, self._progress, self._chosen.get(name), out)
-                counts.append(torch.count_nonzero(out))
+                counts.append(count_ones(out))
             # One transfer for all counts: on a GPU each would wait for the device.
             number_on = dict(zip(weights, torch.stack(counts).tolist(), strict=True))
         else:
