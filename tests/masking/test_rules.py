@@ -241,6 +241,12 @@ def chosen_by_decay(masked: MaskedModel) -> np.ndarray:
     return (effective(masked) == 0).numpy()
 
 
+@pytest.mark.parametrize("fraction", [0.0, -0.1, 1.1, float("nan"), "half"])
+def test_a_fraction_that_leaves_nothing_or_makes_no_sense_is_refused(fraction: object) -> None:
+    with pytest.raises(ConfigError, match="fraction"):
+        MaskConfig(fraction=fraction)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("fraction", [0.1, 0.5, 0.9])
 def test_random_fraction(fraction: float) -> None:
     """The others stay on even under weight decay, and are not counted."""
