@@ -28,7 +28,7 @@ format: .venv/ready-dev
 
 .venv/ready-dev: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev,clip,bench]'
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev,clip,parquet,bench]'
 	touch $@ .venv/ready
 
 clean:
