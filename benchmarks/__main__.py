@@ -29,12 +29,12 @@ def main() -> int:
     masks = {
         "efficientnet_lite0 (ImageNet)": learn_mask(imagenet_lite0(), lr=20, steps=120, size=64),
         "resnet18 (random)": learn_mask(resnet18, lr=25, steps=200, select="paper-resnet"),
-        "resnet50 (random)": learn_mask(resnet50, lr=0.7, steps=100, select="paper-resnet"),
+        "resnet50 (random)": learn_mask(resnet50, lr=1.0, steps=100, select="paper-resnet"),
     }
     learned, table = storage.learned_rows(masks)
     rows += learned + storage.synthetic_rows()
     rows += storage.range_coder_rows("resnet50 (random)", masks["resnet50 (random)"])
-    other = learn_mask(resnet50, lr=0.7, steps=90, select="paper-resnet")
+    other = learn_mask(resnet50, lr=1.0, steps=90, select="paper-resnet")
     with tempfile.TemporaryDirectory() as folder:
         rows += serving.loading_rows(Path(folder), resnet50, [masks["resnet50 (random)"], other])
     console.print(table)

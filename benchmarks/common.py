@@ -36,16 +36,23 @@ class Row:
 
 
 def timed(what: str, ours: Callable[[], object], other: Callable[[], object], limit: float | None, repeats: int) -> Row:
-    """Run both in turn, so that a slow moment of the machine hits both; compare the medians."""
-    times: dict[str, list[float]] = {"ours": [], "other": []}
+    """Run both in turn, in alternating order, and take the median of the pairs' ratios.
+
+    The speed of a shared machine drifts by more than the limits allow; the two of a pair are next to each other in
+    time, so a drift cancels out, and the median leaves out the pairs that a neighbour disturbed.
+    """
+    pairs: list[tuple[float, float]] = []
     for turn in range(repeats + 1):
+        seconds = {}
         for side, run in (("ours", ours), ("other", other)) if turn % 2 else (("other", other), ("ours", ours)):
             start = time.perf_counter()
             run()
-            if turn:  # the first is for warming up
-                times[side].append(time.perf_counter() - start)
-    mine, theirs = (statistics.median(times[side]) for side in ("ours", "other"))
-    return Row(what, f"{mine * 1e3:.1f} ms", f"{theirs * 1e3:.1f} ms", mine / theirs, limit)
+            seconds[side] = time.perf_counter() - start
+        if turn:  # the first is for warming up
+            pairs.append((seconds["ours"], seconds["other"]))
+    mine, theirs = (statistics.median(column) for column in zip(*pairs, strict=True))
+    ratio = statistics.median(a / b for a, b in pairs)
+    return Row(what, f"{mine * 1e3:.1f} ms", f"{theirs * 1e3:.1f} ms", ratio, limit)
 
 
 @cache

@@ -24,7 +24,7 @@ def forward_rows(name: str) -> list[Row]:
     images = torch.randn(BATCH, 3, SIZE, SIZE)
     with torch.inference_mode():
         label = f"{name}: forward with a loaded mask / plain base"
-        return [timed(label, lambda: masked(images), lambda: base(images), 1.02, repeats=25)]
+        return [timed(label, lambda: masked(images), lambda: base(images), 1.02, repeats=51)]
 
 
 def loading_rows(folder: Path, base: nn.Module, masks: list[MaskedModel]) -> list[Row]:
@@ -59,8 +59,8 @@ def loading_rows(folder: Path, base: nn.Module, masks: list[MaskedModel]) -> lis
     share = 1 - masks[0].sparsity()["total"]
     label = f"resnet50, {share:.1%} off"
     return [
-        timed(f"{label}: decode and apply a mask / load a checkpoint", load_mask, load_checkpoint, 1.0, repeats=25),
-        timed(f"{label}: switch masks in memory / load a checkpoint", switch, load_checkpoint, 0.25, repeats=25),
+        timed(f"{label}: decode and apply a mask / load a checkpoint", load_mask, load_checkpoint, 1.0, repeats=51),
+        timed(f"{label}: switch masks in memory / load a checkpoint", switch, load_checkpoint, 0.25, repeats=51),
         timed(
             f"{label}: first mask on a base (hashes it) / load a checkpoint", load_first_mask, load_checkpoint, None, 9
         ),

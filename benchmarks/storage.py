@@ -77,7 +77,7 @@ def range_coder_rows(name: str, masked: MaskedModel) -> list[Row]:
 def _classes(packed: codecs.Bits, n: int, weight: Tensor) -> list[npt.NDArray[np.int32]]:
     """The symbols of each magnitude class, for those that have both; the others cost nothing."""
     on = np.unpackbits(packed, count=n)
-    borders = codecs._choose_borders(on == (2 * int(on.sum()) < n), weight)
+    borders = codecs._choose_borders(on == (2 * int(on.sum()) < n), weight, 0.0)
     magnitude = weight.abs().numpy()
     edges = [np.inf, *borders, -1]
     groups = [on[(magnitude < high) & (magnitude >= low)] for high, low in pairwise(edges)]

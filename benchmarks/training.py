@@ -25,7 +25,7 @@ def rows(name: str) -> list[Row]:
     for passes, limit in ((1, 1.05), (2, 1.03)):
         ours, other = step("masked", copy.deepcopy(base), passes), step("full", copy.deepcopy(base), passes)
         label = "masked / full training step" + (", two forward passes" if passes == 2 else "")
-        result.append(timed(f"{name}: {label}", ours, other, limit, repeats=19 if passes == 1 else 11))
+        result.append(timed(f"{name}: {label}", ours, other, limit, repeats=31 if passes == 1 else 21))
     mine, theirs = peak_memory(name, "masked"), peak_memory(name, "full")
     megabytes = f"{mine / 2**20:.0f} MB", f"{theirs / 2**20:.0f} MB"
     result.append(Row(f"{name}: masked / full peak memory", *megabytes, mine / theirs, 1.15))

@@ -181,7 +181,7 @@ def unrice(payload: bytes, magnitudes: Sequence[float]) -> list[int]:
 
     first = byte()
     number, rare_symbol = first & 0x7F, first >> 7
-    if number > 2:
+    if number > 3:
         raise InvalidError("too many borders")
     borders = [struct.unpack("<f", bytes([0, 0, byte(), byte()]))[0] for _ in range(number)]
     if not all(math.isfinite(border) for border in borders) or not all(

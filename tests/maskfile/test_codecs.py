@@ -257,24 +257,19 @@ def test_a_naive_decoder_reads_the_same(several: list[tuple[Flags, Tensor]]) -> 
 
 
 def test_the_naive_decoder_meets_every_kind_of_rice_code() -> None:
-    """No, one and two class borders, either symbol rare, and more weights than one block of the fast decoder."""
+    """No to three class borders, either symbol rare, and more weights than one block of the fast decoder."""
     rng = np.random.default_rng(8)
     seen = set()
     for n in (2000, 2**17 + 1000):
-        weight = make_weight("normal", n, rng)
-        magnitude = weight.abs().numpy()
-        levels = {
-            0: np.full(n, 0.02),
-            1: np.where(magnitude > 1, 0.2, 0.002),
-            2: np.where(magnitude > 2, 0.45, np.where(magnitude > 1, 0.05, 0.0005)),
-        }
-        for p in levels.values():
-            rare = rng.random(n) < p
+        for borders in range(4):
+            level = rng.integers(borders + 1, size=n)
+            weight = torch.from_numpy(np.float32(2.0) ** level * rng.choice([-1, 1], n).astype(np.float32))
+            rare = rng.random(n) < np.array([0.001, 0.02, 0.1, 0.4])[level]
             for flags in (rare, ~rare):
                 codec, payload = check_oracle({"w": flags}, {"w": weight})[0]["w"]
                 assert codec == codecs.RICE
                 seen.add((payload[0] & 0x7F, payload[0] >> 7))
-    assert seen == {(borders, symbol) for borders in (0, 1, 2) for symbol in (0, 1)}
+    assert seen == {(borders, symbol) for borders in range(4) for symbol in (0, 1)}
 
 
 # ---- refusals ---------------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 raw    one bit a weight.
 rice   an entropy coder that models the mask. The gradient of a score carries a factor w, so large weights flip
-       first; whoever decodes holds the base, so |w| is free side information. Weights are put in at most three
+       first; whoever decodes holds the base, so |w| is free side information. Weights are put in at most four
        classes by |w|, and in each class the gaps between the rarer symbol are Golomb-Rice coded.
 lzma   for patterns the model does not know (blocks, rows): all tensors that choose it share one stream.
 
@@ -29,8 +29,9 @@ from .mask import Bits
 RAW, RICE, LZMA = "raw", "rice", "lzma"
 CODECS = (RAW, RICE, LZMA)
 
-_MAX_BORDERS = 2  # a third saves 1 % more, and costs a quarter of the decoding time
-_LARGE = 1 << 18  # tensors of more weights get one border: 2 % larger, and a third faster to decode
+_MAX_BORDERS = 3
+_LARGE = 1 << 23  # in masks of more weights, time to decode counts as well as bytes:
+_SCAN_BITS = 0.007  # a border must then save so many bits for each weight that it makes a decoder look at
 _BINS = 32  # candidate class borders are quantiles of |w|
 _HEADER_BITS = 40  # what one more class costs: border, parameter and number of rare symbols
 _ON_IS_RARE = 0x80  # added to the number of borders
@@ -45,9 +46,10 @@ def encode(bits: Mapping[str, Bits], sizes: Mapping[str, int], weights: Mapping[
     is never larger than lzma over everything, to a few bytes.
     """
     data = {name: bits[name].tobytes() for name in sorted(bits)}
+    scan_bits = _SCAN_BITS if sum(sizes.values()) > _LARGE else 0.0
     with ThreadPoolExecutor(1) as pool:  # lzma is slow, and lets go of the interpreter lock
         everything = pool.submit(_lzma, b"".join(data.values()))
-        rice = {name: _rice(bits[name], sizes[name], weights.get(name)) for name in data}
+        rice = {name: _rice(bits[name], sizes[name], weights.get(name), scan_bits) for name in data}
         alone = {name: min((RAW, raw), (RICE, rice[name]), key=_length) for name, raw in data.items()}
         shared = everything.result()
     total = sum(map(_length, alone.values()))
@@ -68,7 +70,7 @@ def decode(coded: Coded, sizes: Mapping[str, int], weights: Mapping[str, Tensor]
     bits = dict(zip(shared, unshared, strict=True))
     riced = [name for name in tensors if tensors[name][0] == RICE]
     riced.sort(key=lambda name: -sizes[name])
-    workers = min(4, os.cpu_count() or 1) if sum(sizes.values()) > _LARGE else 1
+    workers = min(4, os.cpu_count() or 1) if sum(sizes.values()) > _CHUNK else 1
     with ThreadPoolExecutor(workers) as pool:  # numpy lets go of the interpreter lock, mostly
         unriced = pool.map(lambda name: _unrice(tensors[name][1], sizes[name], weights[name]), riced)
         bits |= dict(zip(riced, unriced, strict=True))
@@ -102,12 +104,12 @@ def _check_packed(packed: Bits, n: int) -> None:
 # ---- rice -------------------------------------------------------------------------------------------------------
 
 
-def _rice(packed: Bits, n: int, weight: Tensor | None) -> bytes:
+def _rice(packed: Bits, n: int, weight: Tensor | None, scan_bits: float) -> bytes:
     """Header, then for each class its remainders in bit planes, then the quotients of all classes in unary."""
     on = np.unpackbits(packed, count=n).astype(bool)
     on_is_rare = 2 * int(np.count_nonzero(on)) < n
     is_rare = on == on_is_rare
-    borders = np.empty(0, np.float32) if weight is None else _choose_borders(is_rare, weight)
+    borders = np.empty(0, np.float32) if weight is None else _choose_borders(is_rare, weight, scan_bits)
     header = [bytes([len(borders) | (_ON_IS_RARE if on_is_rare else 0)]), _upper_half(borders).tobytes()]
     remainders: list[bytes] = []
     quotients: list[Positions] = []
@@ -225,8 +227,11 @@ def _class_members(n: int, weight: Tensor | None, borders: Borders) -> Iterator[
         yield chunk, [*members, None]
 
 
-def _choose_borders(is_rare: Flags, weight: Tensor) -> Borders:
-    """The up to two borders of |w|, among its quantiles, that give the least entropy."""
+def _choose_borders(is_rare: Flags, weight: Tensor, scan_bits: float) -> Borders:
+    """The up to three borders of |w|, among its quantiles, that give the least entropy.
+
+    A border must save `scan_bits` for every weight of the tensor, because a decoder looks at each of them.
+    """
     rare = np.flatnonzero(is_rare)
     n = is_rare.size
     if not rare.size or n < 2 * _BINS:
@@ -236,22 +241,22 @@ def _choose_borders(is_rare: Flags, weight: Tensor) -> Borders:
     edges = np.quantile(sample, np.arange(1, _BINS) / _BINS, method="lower").astype(np.float32)
     edges = np.unique((_upper_half(edges).astype(np.uint32) << 16).view(np.float32))
     edges = edges[np.isfinite(edges)]
-    # Sizes are estimated from the sample: they only steer the choice.
+    # How many weights, and how many rare ones, lie below each edge, and below infinity. Sizes are estimated from
+    # the sample: they only steer the choice.
     bins = np.searchsorted(edges, np.concatenate([sample, magnitude[rare]]), side="right")
-    below = np.cumsum(np.bincount(bins[: sample.size], minlength=len(edges) + 1))[:-1] * (n / sample.size)
-    rare_below = np.cumsum(np.bincount(bins[sample.size :], minlength=len(edges) + 1))[:-1]
-    last = _entropy(rare_below, np.full(len(edges), n))
-    top = _entropy(rare.size - rare_below, n - below)
-    middle = _entropy(rare_below[None, :] - rare_below[:, None], below[None, :] - below[:, None])
-    choices: list[tuple[float, list[int]]] = [(float(_entropy(rare.size, n)), [])]
-    if len(edges):
-        one = last + top + _HEADER_BITS
-        choices.append((float(one.min()), [int(one.argmin())]))
-    if len(edges) > 1 and n <= _LARGE:
-        two = np.where(np.tri(len(edges), dtype=bool), np.inf, last[:, None] + middle + top[None, :] + 2 * _HEADER_BITS)
-        low, high = np.unravel_index(int(two.argmin()), two.shape)
-        choices.append((float(two.min()), [int(high), int(low)]))
-    return edges[min(choices)[1]]
+    below = np.cumsum(np.bincount(bins[: sample.size], minlength=len(edges) + 1)) * (n / sample.size)
+    rare_below = np.cumsum(np.bincount(bins[sample.size :], minlength=len(edges) + 1))
+    between = _entropy(rare_below[None, :] - rare_below[:, None], below[None, :] - below[:, None])
+    between[np.tri(len(below), dtype=bool)] = np.inf  # from the edge of the row up to that of the column
+    # least[j]: the fewest bits for what is below edge j, with as many borders as there were rounds.
+    least = _entropy(rare_below, np.full(len(below), n))
+    chosen: list[list[int]] = [[] for _ in below]
+    plans: list[tuple[float, list[int]]] = [(float(least[-1]), [])]
+    for number in range(1, _MAX_BORDERS + 1):
+        last = np.argmin(least[:, None] + between, axis=0)
+        least, chosen = (least[:, None] + between).min(axis=0), [[*chosen[i], int(i)] for i in last]
+        plans.append((float(least[-1]) + number * (_HEADER_BITS + scan_bits * n), chosen[-1]))
+    return edges[min(plans)[1][::-1]]
 
 
 def _entropy(rare: npt.ArrayLike, n: npt.ArrayLike) -> npt.NDArray[np.float64]:
