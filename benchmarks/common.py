@@ -36,12 +36,16 @@ class Row:
 
 
 def timed(what: str, ours: Callable[[], object], other: Callable[[], object], limit: float | None, repeats: int) -> Row:
-    """Run both in turn, in alternating order, and take the median of the pairs' ratios.
+    return as_row(what, pairs(ours, other, repeats), limit)
+
+
+def pairs(ours: Callable[[], object], other: Callable[[], object], repeats: int) -> list[tuple[float, float]]:
+    """Seconds of both, run in turn and in alternating order.
 
     The speed of a shared machine drifts by more than the limits allow; the two of a pair are next to each other in
-    time, so a drift cancels out, and the median leaves out the pairs that a neighbour disturbed.
+    time, so a drift cancels out in their ratio.
     """
-    pairs: list[tuple[float, float]] = []
+    measured: list[tuple[float, float]] = []
     for turn in range(repeats + 1):
         seconds = {}
         for side, run in (("ours", ours), ("other", other)) if turn % 2 else (("other", other), ("ours", ours)):
@@ -49,9 +53,14 @@ def timed(what: str, ours: Callable[[], object], other: Callable[[], object], li
             run()
             seconds[side] = time.perf_counter() - start
         if turn:  # the first is for warming up
-            pairs.append((seconds["ours"], seconds["other"]))
-    mine, theirs = (statistics.median(column) for column in zip(*pairs, strict=True))
-    ratio = statistics.median(a / b for a, b in pairs)
+            measured.append((seconds["ours"], seconds["other"]))
+    return measured
+
+
+def as_row(what: str, measured: list[tuple[float, float]], limit: float | None) -> Row:
+    """The median of the pairs' ratios leaves out the pairs that a neighbour disturbed."""
+    mine, theirs = (statistics.median(column) for column in zip(*measured, strict=True))
+    ratio = statistics.median(a / b for a, b in measured)
     return Row(what, f"{mine * 1e3:.1f} ms", f"{theirs * 1e3:.1f} ms", ratio, limit)
 
 

@@ -1,6 +1,24 @@
 """Adapt a frozen vision backbone by learning which of its weights to switch off."""
 
-from .masking import MaskConfig, MaskedModel, get_masked_model
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .adaptation import AdaptResult, adapt
+    from .masking import MaskConfig, MaskedModel, get_masked_model
+    from .presets import AdaptConfig
 
 __version__ = "0.1.0"
-__all__ = ["MaskConfig", "MaskedModel", "get_masked_model"]
+__all__ = ["AdaptConfig", "AdaptResult", "MaskConfig", "MaskedModel", "adapt", "get_masked_model"]
+
+_HOME = {
+    **{"AdaptConfig": "presets", "AdaptResult": "adaptation", "adapt": "adaptation"},
+    **dict.fromkeys(("MaskConfig", "MaskedModel", "get_masked_model"), "masking"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Imported when first asked for: torch and its kin take seconds, and `selfmask --help` needs none of them."""
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f".{_HOME[name]}", __name__), name)

@@ -76,3 +76,107 @@ class MaskWriteError(MaskFileError, OSError):
     """The file could not be written; what stood there before is untouched."""
 
     __str__ = Exception.__str__
+
+
+class EvaluationError(SelfmaskError):
+    """Features or labels that cannot be evaluated: missing, not finite, or not fitting each other."""
+
+
+class EmbedderError(SelfmaskError):
+    """What was given to make vectors with is no run folder, no mask on its backbone, or not finished."""
+
+
+class FeaturesWriteError(SelfmaskError, OSError):
+    """The file of vectors could not be written; what stood there before is untouched, finished parts are kept."""
+
+    __str__ = Exception.__str__
+
+
+class DataError(SelfmaskError):
+    """Something is wrong with the images that were given; every error of finding or reading them is of this kind."""
+
+
+class NoImagesError(DataError):
+    """Nothing to read there: no such place, or no image in it."""
+
+
+class BadImageError(DataError):
+    """One image that cannot be read; `found` says why."""
+
+
+class TooManyBadImagesError(DataError):
+    """So many images cannot be read that the rest may not be what was meant."""
+
+
+class MalformedDataError(DataError):
+    """A list file, an array file or a data set object that is not of the form we read."""
+
+
+class UnknownDataError(DataError):
+    """No data set of that name."""
+
+
+class DataUnavailableError(DataError):
+    """The data set is known, but it is not on this machine and could not be fetched."""
+
+
+class BackboneError(SelfmaskError):
+    """Every error of naming or loading a backbone is of this kind."""
+
+
+class UnknownBackboneError(BackboneError, KeyError):
+    """No backbone of that name."""
+
+    __str__ = Exception.__str__
+
+
+class NotABackboneError(BackboneError):
+    """A network that does not map images to one vector each."""
+
+
+class WeightsUnavailableError(BackboneError):
+    """The backbone is known, but its weights are not on this machine and could not be fetched."""
+
+
+class BadWeightsError(BackboneError):
+    """A weights file that cannot be read, or that is of another network."""
+
+
+class MissingExtraError(SelfmaskError, ImportError):
+    """A package that only some uses need is not installed."""
+
+    __str__ = Exception.__str__
+
+
+class RunError(SelfmaskError):
+    """Something is wrong with a run or its folder; every error of training is of this kind."""
+
+
+class RunExistsError(RunError):
+    """The folder holds a run already."""
+
+
+class RunBusyError(RunError):
+    """Another process is writing to this run folder."""
+
+
+class RunMismatchError(RunError):
+    """A run was to be resumed with other settings, other images or another backbone than it began with."""
+
+
+class RunDamagedError(RunError):
+    """A file of the run folder cannot be read."""
+
+
+class RunWriteError(RunError, OSError):
+    """A file of the run could not be written; the last checkpoint is whole."""
+
+    __str__ = Exception.__str__
+
+
+class TooFewImagesError(RunError):
+    """There are too few different images to learn from."""
+
+
+class InterruptedRunError(RunError):
+    """The run was asked to stop, and saved what it had."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
+import warnings
 
 import typer
 from rich.console import Console
 
-from ..errors import SelfmaskError
-from . import demo, inspect
+from ..errors import InterruptedRunError, SelfmaskError
+from . import adapt, backbones, demo, embed, evaluate, inspect, pretrain
 
 _app = typer.Typer(
     name="selfmask",
@@ -17,8 +18,13 @@ _app = typer.Typer(
     add_completion=False,
     rich_markup_mode="rich",
 )
+_app.command("adapt")(adapt.adapt)
+_app.command("embed")(embed.embed)
+_app.command("evaluate")(evaluate.evaluate)
 _app.command("inspect")(inspect.inspect)
+_app.command("backbones")(backbones.backbones)
 _app.command("demo")(demo.demo)
+_app.command("pretrain")(pretrain.pretrain)
 
 
 @_app.callback()
@@ -27,9 +33,14 @@ def _main() -> None:
 
 
 def app() -> None:
-    """Run the command line; our own errors are shown as text, without a traceback, and give exit code 2."""
+    """Run the command line.
+
+    Our own errors are shown as text, without a traceback, and give exit code 2; a run that was interrupted, and
+    saved, gives 130, as a shell expects after Ctrl-C.
+    """
+    warnings.filterwarnings("ignore", module="PIL")  # about odd files; what cannot be read is counted and listed
     try:
         _app()
     except SelfmaskError as error:
         Console(stderr=True).print(f"[bold red]error:[/] {error}", highlight=False, soft_wrap=True)
-        sys.exit(2)
+        sys.exit(130 if isinstance(error, InterruptedRunError) else 2)

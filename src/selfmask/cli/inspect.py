@@ -7,14 +7,15 @@ import json
 import math
 from collections import Counter
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from ..maskfile import Manifest, inspect_mask_file
+if TYPE_CHECKING:
+    from ..maskfile import Manifest
 
 _BAR = 24
 
@@ -27,6 +28,8 @@ def inspect(
 
     The file is checked for damage on the way. Example:  selfmask inspect birds.smn
     """
+    from ..maskfile import inspect_mask_file
+
     manifest, parts = inspect_mask_file(file)
     summary = summarise(manifest, parts)
     if as_json:

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from ..errors import ConfigError, MaskWriteError, RelativeMaskError
+from ..errors import ConfigError, MaskWriteError, RelativeMaskError, SelfmaskError
 from . import codecs
 from .layout import MAX_HEADER, SHARED, WIDTHS, PathLike, content_hash, max_head, same_bits
 from .manifest import FORMAT, VERSION, Manifest, TensorEntry
@@ -60,7 +60,7 @@ def write_mask_file(
     return write_atomically(Path(path), data)
 
 
-def write_atomically(path: Path, data: bytes) -> int:
+def write_atomically(path: Path, data: bytes, error_type: type[SelfmaskError] = MaskWriteError) -> int:
     """Write beside, flush to disk, then rename: whatever happens, `path` is the old file or the new one, whole."""
     temporary = path.parent / f".{secrets.token_hex(8)}.tmp"
     try:
@@ -74,7 +74,7 @@ def write_atomically(path: Path, data: bytes) -> int:
             os.fsync(file.fileno())
         temporary.replace(path)
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
-        raise MaskWriteError(
+        raise error_type(
             f"cannot write {path}",
             expected="a file name in a folder that can be written, with room on the disk",
             found=getattr(error, "strerror", None) or error,

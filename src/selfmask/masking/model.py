@@ -106,7 +106,7 @@ class MaskedModel(nn.Module):
             mask = self._packed[active]
             counts = {name: (mask.active[name], size) for name, size in mask.sizes.items()}
         else:
-            counts = {name: (int(flat.count_nonzero()), flat.numel()) for name, flat in self._flat_masks()}
+            counts = {name: (int(flat.count_nonzero()), flat.numel()) for name, flat in self.masks()}
         on, size = (sum(column) for column in zip(*counts.values(), strict=True))
         shares = {name: count / n if n else 1.0 for name, (count, n) in counts.items()}
         return shares | {"total": on / size if size else 1.0}
@@ -252,7 +252,7 @@ class MaskedModel(nn.Module):
             mask = self._packed[active]
             return mask if head is None and not notes else mask.replaced(head=head, notes=notes or None)
         bits, sizes = {}, {}
-        for name, flat in self._flat_masks():
+        for name, flat in self.masks():
             bits[name], sizes[name] = pack_bits(flat), flat.numel()
         weights = self._weights(bits)
         statistics = saved_statistics(self._statistics())
@@ -340,7 +340,7 @@ class MaskedModel(nn.Module):
         return {name: inverse_alpha(number_on[name], weight.numel()) for name, weight in weights.items()}
 
     @torch.no_grad()
-    def _flat_masks(self) -> Iterator[tuple[str, Tensor]]:
+    def masks(self) -> Iterator[tuple[str, Tensor]]:
         """The trainable mask as zeros and ones, only of the weights that carry a score."""
         for name, score in self._named_scores().items():
             out = torch.empty_like(score, requires_grad=False)

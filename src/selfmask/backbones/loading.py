@@ -1,0 +1,128 @@
+"""From a name to a frozen network that maps images to vectors, and how its images must be prepared."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from ..errors import NotABackboneError, UnknownBackboneError, WeightsUnavailableError
+from ..maskfile import Preprocessing
+from . import clip, publishers, timm_models, tiny
+from .recipe import Recipe
+from .sources import InstalledFile, fetch
+from .weights import load_weights
+
+TINY = "selfmask/tiny"
+_SEED = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Backbone:
+    """A network with what one must know to use it."""
+
+    name: str
+    """As the user named it; a mask file keeps it as the name of its base."""
+    model: nn.Module
+    """In float32 and eval mode: normalised images [B, 3, H, W] -> vectors [B, width]."""
+    preprocessing: Preprocessing
+    width: int
+    note: str = ""
+    """Where the weights came from."""
+
+
+def load_backbone(name: str, *, weights: Path | None = None, pretrained: bool = True) -> Backbone:
+    """The backbone of that name with its published weights, with those of a file, or with random ones.
+
+    `name` is any name of timm (`resnet50`, `vit_small_patch16_224.dino`), `swav/resnet50`, `dino/resnet50`,
+    `open_clip/ARCH`, `open_clip/ARCH:TAG` or `selfmask/tiny`. `weights` is a .safetensors, .pt or .pth file; code in
+    it is never run. Published weights that are not on this machine are downloaded; random ones are always the same.
+    """
+    recipe = resolve(name)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(_SEED)
+        model, note = _with_weights(name, recipe, None if weights is None else Path(weights), pretrained)
+    model = model.float().eval()
+    preprocessing = recipe.preprocessing
+    # As timm does it, so that whoever meets the network alone (a mask of it, say) knows its name and preparation.
+    model.pretrained_cfg = {  # type: ignore[assignment]
+        "architecture": name,
+        "input_size": (3, *preprocessing.size),
+        "mean": preprocessing.mean,
+        "std": preprocessing.std,
+        "interpolation": preprocessing.interpolation,
+    }
+    return Backbone(name, model, preprocessing, output_width(without_weights(recipe), recipe, name), note)
+
+
+def resolve(name: str) -> Recipe:
+    """What the name stands for; nothing is built, downloaded or read."""
+    if name == TINY:
+        return _tiny()
+    recipe = publishers.resolve(name) or clip.resolve(name) or timm_models.resolve(name)
+    if recipe is not None:
+        return recipe
+    known = clip.all_names() if name.startswith(clip.PREFIX) else [TINY, *publishers.names(), *timm_models.all_names()]
+    raise UnknownBackboneError(
+        f"no backbone is called {name!r}",
+        expected=f"a name such as {', '.join(closest(name, known) or known[:3])}",
+        todo="list names with `selfmask backbones PATTERN`",
+    )
+
+
+def closest(name: str, known: list[str]) -> list[str]:
+    """The known names most like this one, best first."""
+    by_lower = {candidate.lower(): candidate for candidate in known}
+    return [by_lower[match] for match in difflib.get_close_matches(name.lower(), by_lower, n=4)]
+
+
+def without_weights(recipe: Recipe) -> nn.Module:
+    """The network as a shape alone: it takes no memory and computes nothing."""
+    with torch.device("meta"):
+        return recipe.build().eval()
+
+
+def output_width(model: nn.Module, recipe: Recipe, name: str) -> int:
+    """How long the vectors are that a network without weights would give."""
+    try:
+        with torch.no_grad(), torch.device("meta"):
+            output = model(torch.empty(2, 3, *recipe.preprocessing.size))
+    except RuntimeError:  # the rare network that looks at the values on its way
+        return int(model.num_features)  # type: ignore[arg-type]
+    if not isinstance(output, torch.Tensor) or output.ndim != 2 or not output.shape[1]:
+        raise NotABackboneError(
+            f"{name} cannot be a backbone",
+            expected="one vector per image",
+            found=f"a {type(output).__name__} of shape {tuple(getattr(output, 'shape', ()))}",
+            todo="choose another one; in Python, wrap it so that it gives one vector per image",
+        )
+    return output.shape[1]
+
+
+def _with_weights(name: str, recipe: Recipe, weights: Path | None, pretrained: bool) -> tuple[nn.Module, str]:
+    if weights is not None:
+        model = recipe.build()
+        load_weights(model, weights, name, recipe.translate(model))
+        return model, f"weights from {weights}"
+    if not pretrained:
+        return recipe.build(), f"random weights, seed {_SEED}"
+    if recipe.source is None:
+        raise WeightsUnavailableError(
+            f"nobody published weights of {name}",
+            todo=f"pass a file as --weights (in Python: weights=), or choose from `selfmask backbones {name}`",
+        )
+    path = fetch(recipe.source, name)
+    return recipe.load(path), f"weights from {recipe.source.where}"
+
+
+def _tiny() -> Recipe:
+    def load(path: Path) -> nn.Module:
+        model = tiny.TinyResNet()
+        load_weights(model, path, TINY)
+        return model
+
+    todo = "install the package again; or train them: `selfmask pretrain`; or pass a file as --weights"
+    return Recipe(tiny.TinyResNet, tiny.PREPROCESSING, InstalledFile(tiny.WEIGHTS, todo), load)

@@ -1,0 +1,100 @@
+"""`selfmask adapt`: the main job."""
+
+from __future__ import annotations
+
+import json
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+
+class Preset(StrEnum):
+    paper = "paper"
+    reference = "reference"
+
+
+def adapt(
+    images: Annotated[
+        str,
+        typer.Argument(help="A folder, a list file, an .npz file or the name of a data set.", show_default=False),
+    ],
+    backbone: Annotated[str, typer.Option(help="Which backbone; see `selfmask backbones`.")] = "resnet50",
+    out: Annotated[Path | None, typer.Option(help="The run folder.", show_default="runs/NAME-OF-IMAGES")] = None,
+    preset: Annotated[Preset, typer.Option(help="Settings of the paper's text, or of its code.")] = Preset.reference,
+    steps: Annotated[int | None, typer.Option(help="How many steps.", show_default="150 epochs")] = None,
+    epochs: Annotated[float | None, typer.Option(help="Or: how often every image is seen.")] = None,
+    size: Annotated[int | None, typer.Option(help="Pixels a side.", show_default="the backbone's own")] = None,
+    batch_size: Annotated[int, typer.Option(help="Images in a step, over all processes.")] = 64,
+    seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
+    weights: Annotated[Path | None, typer.Option(help="A file with the backbone's weights.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out, exactly.")] = False,
+    max_bad: Annotated[float, typer.Option(help="Share of images that may be unreadable.")] = 0.05,
+    track: Annotated[
+        list[str] | None, typer.Option(help="tensorboard, wandb or mlflow.", show_default="tensorboard")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
+) -> None:
+    """Adapt a backbone to your images, without labels: learn which of its weights to switch off.
+
+    Leaves mask.smn, report.html, result.json and a log in the run folder. Ctrl-C saves; --resume goes on, to the bit.
+
+    Examples:  selfmask adapt photos/ --backbone resnet50 --steps 2000
+    torchrun --nproc-per-node 4 -m selfmask adapt photos/   (the same on four GPUs)
+    """
+    from ..adaptation import adapt as run
+    from ..backbones import load_backbone
+    from ..presets import AdaptConfig
+    from ..training import Processes
+    from ..training.display import ConsoleDisplay, QuietDisplay
+
+    config = AdaptConfig.preset(
+        preset.value,
+        **{"steps": steps, "epochs": epochs, "size": size, "batch_size": batch_size, "seed": seed},
+        track=tuple(track or ["tensorboard"]),
+    )
+    is_main = Processes().is_main
+    console = Console(stderr=as_json)
+    loaded = load_backbone(backbone, weights=weights)
+    where = out or Path("runs") / (Path(images).stem or "run")
+    result = run(
+        loaded.model,
+        images,
+        config,
+        out=where,
+        resume=resume,
+        preprocessing=loaded.preprocessing,
+        about={
+            "backbone": loaded.name,
+            "weights": None if weights is None else str(weights.resolve()),
+            "images": images,
+            "preset": preset.value,
+        },
+        max_bad=max_bad,
+        display=ConsoleDisplay(console) if is_main else QuietDisplay(),
+    )
+    if is_main:
+        if as_json:
+            print(json.dumps(result.result, indent=2))
+        else:
+            show(console, where, result.result)
+
+
+def show(console: Console, folder: Path, result: dict[str, Any]) -> None:
+    """The outcome as a small table, and where to look next."""
+    table = Table("", "frozen", "adapted", title="Before and after", title_justify="left")
+    for name, label in (("knn", "k-NN accuracy"), ("probe", "probe with 1 % of the labels")):
+        if f"{name}_after" in result:
+            table.add_row(label, *(f"{result[f'{name}_{side}']:.1%}" for side in ("before", "after")))
+    table.add_row("bytes", f"{result['base_bytes']:,}", f"{result['mask_bytes']:,} (the mask)")
+    console.print(table)
+    console.print(
+        f"{result['active']:.2%} of the weights stay on; {result['steps']} steps, {result['seconds']:.0f} s",
+        highlight=False,
+    )
+    if result["bad_images"]:
+        console.print(f"{result['bad_images']} images could not be read: {folder}/bad_images.json", highlight=False)
+    console.print(f"mask: {folder}/mask.smn   report: {folder}/report.html", highlight=False)

@@ -1,0 +1,54 @@
+"""`selfmask backbones`: what can be named, how large it is, and whether its weights are here."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from ..backbones import BackboneInfo
+
+
+def backbones(
+    pattern: Annotated[
+        str | None, typer.Argument(help="Part of a name, or a pattern such as 'vit*dino*'.", show_default=False)
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the list as JSON.")] = False,
+) -> None:
+    """List backbones: the length of their vectors, their size, and whether their weights are on this machine.
+
+    Without a pattern: some that are well known. Example:  selfmask backbones dinov2
+    """
+    from ..backbones import list_backbones, names
+
+    matching = names(pattern)
+    shown = list_backbones(pattern)
+    if as_json:
+        print(json.dumps([dataclasses.asdict(info) for info in shown], indent=2))
+        return
+    console = Console()
+    console.print(_table(shown))
+    if len(matching) > len(shown):
+        console.print(f"the first {len(shown)} of {len(matching):,} that match: a longer pattern shows others")
+    elif pattern is None:
+        console.print("any name of timm will do, and open_clip/ARCH:TAG; find them with a pattern:")
+        console.print("  selfmask backbones 'vit*dino*'", highlight=False)
+        console.print("  selfmask backbones 'open_clip/*'", highlight=False)
+
+
+def _table(shown: list[BackboneInfo]) -> Table:
+    table = Table(title="backbones", title_justify="left")
+    table.add_column("name", no_wrap=True)
+    for title in ("vector", "million weights", "image", "weights here"):
+        table.add_column(title, justify="right")
+    for info in shown:
+        image = f"{info.size[0]}x{info.size[1]}"
+        here = "yes" if info.local else "no"
+        table.add_row(escape(info.name), f"{info.width:,}", f"{info.parameters / 1e6:.1f}", image, here)
+    return table

@@ -1,0 +1,110 @@
+"""`selfmask embed`: a file of vectors, one for each image."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+
+if TYPE_CHECKING:
+    from ..embedding import Progress
+    from ..features import Written
+
+_SECONDS = 10  # between two lines where there is no terminal to draw a bar on
+
+
+def embed(
+    what: Annotated[
+        str, typer.Argument(help="A run folder, a mask file (.smn) or a backbone's name.", show_default=False)
+    ],
+    images: Annotated[
+        str, typer.Argument(help="A folder, a list file, an .npz file or the name of a data set.", show_default=False)
+    ],
+    out: Annotated[Path, typer.Option(help="The file to write: .parquet or .npz.")] = Path("features.npz"),
+    split: Annotated[str, typer.Option(help="Which part of a data set that has several.")] = "train",
+    batch_size: Annotated[int, typer.Option(min=1, help="Images in one forward pass.")] = 64,
+    backbone: Annotated[str | None, typer.Option(help="What to put the mask on, if its file does not say.")] = None,
+    weights: Annotated[Path | None, typer.Option(help="A file with the backbone's weights.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print what was done as one JSON object.")] = False,
+) -> None:
+    """Turn images into vectors: file names and float32 rows, in one file.
+
+    Stopped half-way, the same command goes on where it was. Example:  selfmask embed runs/birds photos/ --out birds.npz
+    """
+    from ..data import open_images
+    from ..features import write_features
+    from ..loading import load_embedder
+
+    console = Console(stderr=as_json)
+    embedder = load_embedder(what, backbone=backbone, weights=weights)
+    source = open_images(images, split=split)
+    start = time.monotonic()
+    with progress_on(console, "embedding") as progress:
+        written = write_features(
+            *(out, embedder, source),
+            batch_size=batch_size,
+            progress=progress,
+            say=lambda line: console.print(line, markup=False, highlight=False, soft_wrap=True),
+        )
+    seconds = time.monotonic() - start
+    listed = list_bad(out, written)
+    speed = (len(source) - written.resumed) / seconds
+    if as_json:
+        summary = {"out": str(out), "images": len(source), **dataclasses.asdict(written), "seconds": seconds}
+        print(json.dumps(summary | {"images_per_second": speed}, indent=2))
+        return
+    console.print(
+        f"{written.rows:,} vectors of {written.width} numbers in {out} ({speed:,.0f} images/s)", highlight=False
+    )
+    if listed is not None:
+        console.print(
+            f"{len(written.bad):,} images could not be read and have no vector: see {listed}", highlight=False
+        )
+
+
+def list_bad(out: Path, written: Written) -> Path | None:
+    """Name the images without a vector in a file next to the output; None if there are none."""
+    listed = out.with_name(f"{out.name}.bad.txt")
+    if not written.bad:
+        listed.unlink(missing_ok=True)  # of an earlier run
+        return None
+    listed.write_text("".join(f"{name}\t{why}\n" for name, why in written.bad))
+    return listed
+
+
+@contextmanager
+def progress_on(console: Console, what: str) -> Iterator[Progress]:
+    """A bar with the time left; plain lines, now and then, where the output is not a terminal."""
+    if not console.is_terminal:
+        yield _lines(console, what)
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Bar(*columns, console=console, transient=True) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def _lines(console: Console, what: str) -> Progress:
+    start = last = time.monotonic()
+    first: int | None = None
+
+    def progress(done: int, total: int) -> None:
+        nonlocal last, first
+        now = time.monotonic()
+        if first is None:
+            first = done  # a resumed run starts far from zero
+        if now - last >= _SECONDS and done > first:
+            left = (now - start) * (total - done) / (done - first)
+            console.print(f"{what}: {done:,} of {total:,} images, {left:,.0f} s left", highlight=False)
+            last = now
+
+    return progress

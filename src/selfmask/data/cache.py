@@ -1,0 +1,231 @@
+"""Decoded images, kept in memory when they fit."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psutil
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+from torchvision.transforms import InterpolationMode
+from torchvision.transforms.v2 import functional as transforms
+
+from ..errors import BadImageError, ConfigError, NoImagesError, TooManyBadImagesError
+from .sources import Images
+
+_PROBE = 64  # images from which the size of all is estimated
+_WAVE = 32  # images a thread decodes between two looks at how it goes
+_BLOCK = 256 << 20  # bytes; a few large blocks travel well to other processes, many small tensors do not
+_ENOUGH = 100  # images seen before the share of bad ones means something
+
+
+class ImageStore(Dataset[Tensor]):
+    """Images reduced to the size that training needs, decoded once if they fit in memory, else when asked for.
+
+    `store[i]` is uint8 [3, H, W], not to be written into. Larger images are reduced until their shorter side is
+    `side`, smaller ones are left. Images that cannot be read are listed in `bad`. When `cached`, they are left out:
+    `names` and `labels` are those of the good images. Otherwise the next good image takes the place of a bad one.
+    More than `max_bad` of them raises TooManyBadImagesError. Threads may share a store; it can be pickled.
+
+    memory: bytes to use at most; by default half of what is available, divided among the processes of a run.
+    workers: threads that decode; one a processor by default.
+    progress: called now and then with the number of images decoded and of all.
+    """
+
+    def __init__(
+        self,
+        images: Images,
+        *,
+        side: int,
+        memory: int | None = None,
+        max_bad: float = 0.05,
+        workers: int | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        if side < 1:
+            raise ConfigError("side must be at least 1 pixel", found=side)
+        if not 0 <= max_bad <= 1:
+            raise ConfigError("max_bad is a share", expected="0 to 1", found=max_bad)
+        self.side, self.max_bad = side, max_bad
+        self.workers = workers or _processors()
+        self.names, self.labels, self.classes = images.names, images.labels, images.classes
+        self._images: Images | None = images
+        self._seen: set[int] = set()
+        self._failed: dict[int, tuple[str, str]] = {}
+        self._kept = self._keep_all(_half_of_available() if memory is None else memory, progress)
+        if self._kept is not None:
+            self._images = None  # not needed any more, and arrays would be in memory twice
+            good = [i for i in range(len(images)) if i not in self._failed]
+            self.names = [images.names[i] for i in good]
+            self.labels = None if images.labels is None else [images.labels[i] for i in good]
+
+    @property
+    def cached(self) -> bool:
+        """Whether all images are in memory."""
+        return self._kept is not None
+
+    @property
+    def bad(self) -> list[tuple[str, str]]:
+        """Name and reason of each image found unreadable so far."""
+        return [entry for _, entry in sorted(self._failed.copy().items())]
+
+    @property
+    def tensor(self) -> Tensor | None:
+        """All images as one uint8 tensor [N, 3, H, W], if they are cached and of one size."""
+        return None if self._kept is None else self._kept.tensor
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __getitem__(self, i: int) -> Tensor:
+        if self._kept is not None:
+            return self._kept[i]
+        count = len(self)
+        first = range(count)[i]
+        for candidate in itertools.chain(range(first, count), range(first)):
+            image = self._load(candidate)
+            self._check_share_seen()
+            if image is not None:
+                return image
+        raise self._none_left()
+
+    def batch(self, indices: Sequence[int]) -> list[Tensor]:
+        """The images of these indices, in their order."""
+        if (whole := self.tensor) is not None:
+            return list(whole[torch.as_tensor(indices, dtype=torch.long)])
+        if self.cached:
+            return [self[i] for i in indices]
+        with ThreadPoolExecutor(self.workers) as pool:  # made anew: a pool would survive neither fork nor pickle
+            return list(pool.map(self.__getitem__, indices))
+
+    def _keep_all(self, memory: int, progress: Callable[[int, int], None] | None) -> _Kept | None:
+        """Decode everything; None if that does not fit in `memory`, if possible seen from some images."""
+        if memory <= 0:
+            return None
+        count = len(self)
+        with ThreadPoolExecutor(self.workers) as pool:
+            sample = pool.map(self._load, range(0, count, -(-count // _PROBE)))
+            shapes = [image.shape for image in sample if image is not None]
+            total = sum(shape.numel() for shape in shapes) * count // max(len(shapes), 1)
+            if total > memory:
+                return None
+            kept = _Kept(total if len(set(shapes)) == 1 else min(total, _BLOCK))
+            wave = _WAVE * self.workers  # in waves, so that Ctrl-C and too many bad images end it soon
+            for start in range(0, count, wave):
+                stop = min(start + wave, count)
+                for image in pool.map(self._load, range(start, stop)):
+                    if image is not None:
+                        kept.append(image)
+                if len(self._failed) / count > self.max_bad:
+                    raise self._too_many(of=count)
+                if kept.bytes > memory:
+                    return None
+                if progress is not None:
+                    progress(stop, count)
+        if len(kept) == 0:
+            raise self._none_left()
+        kept.trim()
+        return kept
+
+    def _load(self, i: int) -> Tensor | None:
+        """One image at its reduced size, or None if it is bad."""
+        if i in self._failed:
+            return None
+        self._seen.add(i)
+        assert self._images is not None
+        try:
+            image = self._images.load(i, near=self.side)
+        except BadImageError as error:
+            self._failed[i] = (self.names[i], str(error.found or error.what))
+            return None
+        if min(image.shape[1:]) > self.side:
+            image = transforms.resize(image, [self.side], InterpolationMode.BICUBIC, antialias=True)
+        return image
+
+    def _check_share_seen(self) -> None:
+        """Raise if too many of the images seen so far are bad, beyond what chance explains while there are others."""
+        seen, count = len(self._seen), len(self)
+        chance = 0.0 if seen == count else 3 * math.sqrt(self.max_bad * seen)  # three standard deviations
+        if seen >= min(_ENOUGH, count) and (len(self._failed) - chance) / seen > self.max_bad:
+            raise self._too_many(of=seen)
+
+    def _too_many(self, *, of: int) -> TooManyBadImagesError:
+        return TooManyBadImagesError(
+            f"{len(self._failed):,} of {of:,} images cannot be read",
+            expected=f"at most {self.max_bad:.1%}",
+            found=self._examples(),
+            todo="repair or remove them, or allow a larger share: --max-bad 0.5 (in Python: max_bad=0.5)",
+        )
+
+    def _none_left(self) -> NoImagesError:
+        return NoImagesError(f"none of the {len(self):,} images can be read", found=self._examples())
+
+    def _examples(self) -> str:
+        bad = self.bad
+        more = [f"... and {len(bad) - 10:,} more"] if len(bad) > 10 else []
+        return "\n            ".join([*(f"{name}: {reason}" for name, reason in bad[:10]), *more])
+
+
+class _Kept:
+    """Images of any size, packed one after the other into a few large blocks."""
+
+    def __init__(self, expected: int) -> None:
+        self.bytes = 0
+        self._expected = expected
+        self._blocks: list[Tensor] = []
+        self._used = 0  # of the last block
+        self._places: list[tuple[int, int, torch.Size]] = []  # block, start, shape
+        self._shapes: set[torch.Size] = set()
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __getitem__(self, i: int) -> Tensor:
+        block, start, shape = self._places[i]
+        return self._blocks[block][start : start + shape.numel()].view(shape)
+
+    def append(self, image: Tensor) -> None:
+        size = image.numel()
+        if not self._blocks or self._used + size > self._blocks[-1].numel():
+            usual = _BLOCK if self._blocks else self._expected
+            self._blocks.append(torch.empty(max(size, usual), dtype=torch.uint8))
+            self._used = 0
+        self._blocks[-1][self._used : self._used + size] = image.flatten()
+        self._places.append((len(self._blocks) - 1, self._used, image.shape))
+        self._shapes.add(image.shape)
+        self._used += size
+        self.bytes += size
+
+    def trim(self) -> None:
+        """Give back what the last block has too much, unless it is so large that copying it takes much memory."""
+        if self._used < self._blocks[-1].numel() <= _BLOCK:
+            self._blocks[-1] = self._blocks[-1][: self._used].clone()
+
+    @property
+    def tensor(self) -> Tensor | None:
+        if len(self._shapes) != 1 or len(self._blocks) != 1:
+            return None
+        (shape,) = self._shapes
+        return self._blocks[0][: self.bytes].view(len(self), *shape)
+
+
+def _processors() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _half_of_available(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """Half of the memory that this machine, or the container we are in, has left; shared by the processes of a run."""
+    available: int = psutil.virtual_memory().available
+    limit = cgroup / "memory.max"
+    if limit.is_file() and (text := limit.read_text().strip()) != "max":
+        statistics = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
+        # Cached files count as used, but give way.
+        used = int((cgroup / "memory.current").read_text()) - int(statistics["inactive_file"])
+        available = min(available, int(text) - used)
+    return max(available, 0) // 2 // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))

@@ -1,0 +1,148 @@
+"""Folders of images, and lists of them."""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections import Counter, deque
+from pathlib import Path
+
+from ..errors import MalformedDataError, NoImagesError
+from .images import EXTENSIONS, printable
+from .sources import FileImages
+
+Parts = tuple[str, ...]  # a path below a folder: ("cats", "young", "1.jpg")
+
+# Which sub-folder serves a split, the best first: people call the held-out part "test" or "val".
+SPLITS = {"train": ("train",), "test": ("test", "val"), "val": ("val", "test")}
+
+
+def open_folder(root: Path, split: str) -> FileImages:
+    """All images below `root`, sorted by path.
+
+    With sub-folders `train` and `test` (or `val`), those of the one that `split` picks. If every image lies in a
+    sub-folder, and there are two such sub-folders or more, they are the classes.
+    """
+    parts = [name for name in SPLITS if (root / name).is_dir()]
+    if "train" not in parts or len(parts) == 1:
+        return _labelled(root, _images(root), [])
+    chosen = next(name for name in SPLITS[split] if name in parts)
+    # A class may lack images in one part, so that all parts together say which classes there are.
+    others = [_walk(root / name)[0] for name in parts if name != chosen]
+    return _labelled(root / chosen, _images(root / chosen), [image for other in others for image in other])
+
+
+def open_list(file: Path) -> FileImages:
+    """A text file with one path a line, relative to the file; after a tab or a comma, optionally, its label."""
+    rows = _rows(file)
+    if not rows:
+        raise NoImagesError(f"no image is listed in {printable(file)}", expected="one path a line")
+    files = [str(file.parent / path) for path, *_ in rows]
+    names = [printable(Path(path)) for path, *_ in rows]
+    if all(len(row) == 1 for row in rows):
+        return FileImages(files, names)
+    for number, row in enumerate(rows, 1):
+        if len(row) != 2:
+            raise MalformedDataError(
+                f"{printable(file)}: image {number} has {'no label' if len(row) == 1 else 'more than one label'}",
+                expected="path and label in every line, or the path alone in every line",
+                found=printable(Path(", ".join(row))),
+                todo='put paths with a comma in quotes ("a,b.jpg"), or part path and label by a tab',
+            )
+    texts = [printable(Path(label)) for _, label in rows]
+    if all(text.isascii() and text.isdecimal() and len(text) < 10 for text in texts):
+        return FileImages(files, names, [int(text) for text in texts])
+    classes = sorted(set(texts))
+    index = {text: i for i, text in enumerate(classes)}
+    return FileImages(files, names, [index[text] for text in texts], classes)
+
+
+def _labelled(root: Path, images: list[Parts], elsewhere: list[Parts]) -> FileImages:
+    files = [str(root.joinpath(*parts)) for parts in images]
+    names = [printable(Path(*parts)) for parts in images]
+    tops = sorted({parts[0] for parts in (*images, *elsewhere) if len(parts) > 1})
+    if len(tops) < 2 or any(len(parts) == 1 for parts in images):
+        return FileImages(files, names)
+    index = {top: i for i, top in enumerate(tops)}
+    return FileImages(files, names, [index[parts[0]] for parts in images], [printable(Path(top)) for top in tops])
+
+
+def _images(root: Path) -> list[Parts]:
+    images, others = _walk(root)
+    if not images:
+        seen = ", ".join(f"{count} x {kind or 'no extension'}" for kind, count in others.most_common(5))
+        raise NoImagesError(
+            f"no image in {printable(root)}",
+            expected=f"files that end in {' '.join(EXTENSIONS)}",
+            found=f"other files only: {seen}" if others else "no file at all",
+            todo="give the folder with the images, or convert them first",
+        )
+    return images
+
+
+def _walk(root: Path) -> tuple[list[Parts], Counter[str]]:
+    """The images below `root`, sorted, and how many files of other kinds there are.
+
+    Links to folders are followed after all real folders, and no folder is entered twice, nor one that `root` lies in:
+    links in a circle end, and an image found by two ways counts once, under its real name.
+    """
+    images: list[Parts] = []
+    others: Counter[str] = Counter()
+    entered = {_identity(parent) for parent in root.resolve().parents}
+    waiting: deque[tuple[Path, Parts]] = deque([(root, ())])
+    while waiting:
+        folder, above = waiting.popleft()
+        if (identity := _identity(folder)) in entered:
+            continue
+        entered.add(identity)
+        for entry in _entries(folder):
+            parts = (*above, entry.name)
+            if entry.name.startswith(".") or entry.name == "__MACOSX":
+                continue
+            if _is_folder(entry):
+                (waiting.append if entry.is_symlink() else waiting.appendleft)((Path(entry.path), parts))
+            elif (kind := Path(entry.name).suffix.lower()) in EXTENSIONS:
+                images.append(parts)
+            else:
+                others[printable(Path(kind)) if kind else ""] += 1
+    return sorted(images), others
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself, or to where we may not look
+        return False
+
+
+def _identity(folder: Path) -> tuple[int, int]:
+    status = folder.stat()
+    return status.st_dev, status.st_ino
+
+
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as entries:
+            return sorted(entries, key=lambda entry: entry.name)
+    except OSError as error:
+        raise NoImagesError(
+            f"cannot look into the folder {printable(folder)}",
+            found=error.strerror,
+            todo="let this user read it, or give a list file with the images you mean",
+        ) from error
+
+
+def _rows(file: Path) -> list[list[str]]:
+    """The fields of each line, without a heading; bytes that are no UTF-8 survive, as file names may hold them."""
+    try:
+        text = os.fsdecode(file.read_bytes()).removeprefix("\ufeff")
+    except OSError as error:
+        raise NoImagesError(f"cannot read the list {printable(file)}", found=error.strerror) from error
+    rows = []
+    for line in text.split("\n"):
+        if line.strip():
+            cells = line.split("\t") if "\t" in line else next(csv.reader([line], skipinitialspace=True))
+            rows.append([cell.strip() for cell in cells])
+    if rows and rows[0][0].lower() in ("path", "file", "filename", "image", "name") and len(rows) > 1:
+        del rows[0]
+    return rows

@@ -1,0 +1,151 @@
+"""One image, whatever its format and mode, becomes a uint8 RGB tensor."""
+
+from __future__ import annotations
+
+import io
+import os
+import stat
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image, UnidentifiedImageError
+from torch import Tensor
+
+from ..errors import BadImageError
+
+# Only what people keep photographs in: a decoder that is not asked cannot be attacked.
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "DIB", "TIFF", "GIF", "PPM", "AVIF")
+EXTENSIONS = (
+    *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".apng", ".webp", ".avif", ".bmp", ".dib", ".gif"),
+    *(".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".pnm", ".pfm"),
+)
+
+_ORIENTATION = 0x0112  # of EXIF: how the camera was held
+_UPRIGHT = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+
+
+def decode_image(source: Path | bytes | BinaryIO, *, near: int | None = None) -> Tensor:
+    """The image as uint8 [3, H, W] in RGB, upright, the first frame if it moves, on white where it is transparent.
+
+    16-bit grey is scaled by its range, as are integers and floats wider than a byte. With `near`, a large JPEG may be
+    decoded at 1/2, 1/4 or 1/8 of its size, which is much faster; no side gets shorter than twice `near`.
+    Raises BadImageError for anything that is not a whole image of an allowed format and a sensible size.
+    """
+    name = printable(source) if isinstance(source, Path) else "image"
+    try:
+        if isinstance(source, Path):
+            if not stat.S_ISREG(source.stat().st_mode):  # opening a pipe would wait for ever
+                raise _UnreadableError("not a file")
+            with source.open("rb") as stream:
+                return _decode(stream, near)
+        return _decode(io.BytesIO(source) if isinstance(source, bytes) else source, near)
+    except Exception as error:  # Pillow's decoders raise nearly every kind of error on damaged files
+        raise BadImageError(
+            f"cannot read {name}", expected=f"a whole image ({', '.join(FORMATS)})", found=_reason(error)
+        ) from error
+
+
+def to_rgb(image: Image.Image) -> Tensor:
+    """A loaded Pillow image of any mode as uint8 [3, H, W]."""
+    if image.mode.startswith("I;16"):
+        image = _grey(np.asarray(image), 65535)
+    elif image.mode == "I" and image.format == "PPM":
+        image = _grey(np.asarray(image), 65535)  # Pillow has scaled it to this range
+    elif image.mode in ("I", "F"):
+        image = _wide_grey(np.asarray(image))
+    elif image.has_transparency_data:
+        image = image.convert("LA" if image.mode == "La" else "RGBA").convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+    return torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1).contiguous()
+
+
+def array_to_rgb(values: NDArray[Any]) -> Tensor:
+    """An array H x W or H x W x C (1, 3 or 4 channels), uint8, uint16 (grey) or float in 0 to 1, as uint8 [3, H, W]."""
+    if values.ndim == 3 and values.shape[2] == 1:
+        values = values[:, :, 0]
+    if values.ndim != 2 and not (values.ndim == 3 and values.shape[2] in (3, 4)):
+        raise BadImageError("not an image", expected="1, 3 or 4 channels", found=f"shape {values.shape}")
+    if 0 in values.shape:
+        raise BadImageError("an image without pixels", found=f"shape {values.shape}")
+    if np.issubdtype(values.dtype, np.floating):
+        low, high = float(values.min()), float(values.max())
+        if not (low >= -1e-3 and high <= 1 + 1e-3):  # also true for NaN
+            raise BadImageError(
+                "the values of an image are out of range",
+                expected="floats from 0 to 1",
+                found=f"floats from {low:.3g} to {high:.3g}",
+                todo="leave normalisation out of the data set: the backbone brings its own",
+            )
+        values = np.round(values.clip(0, 1) * 255).astype(np.uint8)
+    if values.dtype != np.uint8 and not (values.dtype == np.uint16 and values.ndim == 2):
+        raise BadImageError("not an image", expected="uint8 or float values", found=f"{values.dtype} values")
+    return to_rgb(Image.fromarray(np.ascontiguousarray(values)))
+
+
+def printable(path: Path) -> str:
+    """A path as valid UTF-8 with forward slashes; bytes that are no UTF-8 are shown as `\\xNN`."""
+    return os.fsencode(path.as_posix()).decode("utf-8", "backslashreplace")
+
+
+class _UnreadableError(Exception):
+    """A reason that is ours, not Pillow's."""
+
+
+def _decode(stream: BinaryIO, near: int | None) -> Tensor:
+    if not stream.read(1):
+        raise _UnreadableError("it is empty")
+    stream.seek(0)
+    with Image.open(stream, formats=FORMATS) as image:
+        pixels, limit = image.width * image.height, Image.MAX_IMAGE_PIXELS
+        if pixels == 0:
+            raise _UnreadableError("an image without pixels")
+        if limit is not None and pixels > limit:
+            raise _UnreadableError(f"{pixels:,} pixels, more than PIL.Image.MAX_IMAGE_PIXELS allows ({limit:,})")
+        if near is not None:
+            image.draft(None, (2 * near, 2 * near))  # None keeps the mode
+        image.load()
+        # Asked after loading: Pillow turns TIFF itself, and some PNGs carry EXIF behind the pixels.
+        turn = _UPRIGHT.get(_orientation(image))
+        return to_rgb(image if turn is None else image.transpose(turn))
+
+
+def _orientation(image: Image.Image) -> int:
+    try:
+        return int(image.getexif().get(_ORIENTATION, 1))
+    except Exception:  # damaged EXIF; the image itself is fine
+        return 1
+
+
+def _grey(values: NDArray[Any], top: float) -> Image.Image:
+    return Image.fromarray(np.round(values.astype(np.float64) * (255 / top)).clip(0, 255).astype(np.uint8))
+
+
+def _wide_grey(values: NDArray[Any]) -> Image.Image:
+    """32-bit values have no agreed range: take the smallest usual one that holds them all, else stretch them."""
+    usual = (1, 255, 65535) if np.issubdtype(values.dtype, np.floating) else (255, 65535)
+    values = np.nan_to_num(values.astype(np.float64), posinf=0.0, neginf=0.0)
+    low, high = values.min(), values.max()
+    for top in usual:
+        if low >= 0 and high <= top:
+            return _grey(values, top)
+    return _grey(values - low, high - low or 1)
+
+
+def _reason(error: Exception) -> str:
+    """Why, in one line."""
+    if isinstance(error, UnidentifiedImageError):
+        return "not an image of these formats"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror.lower()
+    return " ".join(f"{error}".split()) or type(error).__name__

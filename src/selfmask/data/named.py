@@ -1,0 +1,132 @@
+"""Data sets known by name: the bundled one, array files in the data folder, and torchvision's."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torchvision.datasets
+from torch.utils.data import ConcatDataset, Dataset
+
+from ..errors import DataUnavailableError, MalformedDataError, UnknownDataError
+from .folders import SPLITS
+from .images import printable
+from .sources import ArrayImages, DatasetImages, Images
+
+BUNDLED = {"selfmask/fashion": Path(__file__).parent / "bundled" / "fashion.npz"}
+
+# How torchvision's data sets are asked for the training part and for the test part.
+_Ask = tuple[list[dict[str, Any]], list[dict[str, Any]]]
+_FLAG: _Ask = ([{"train": True}], [{"train": False}])
+_TWO: _Ask = ([{"split": "train"}], [{"split": "test"}])
+_THREE: _Ask = ([{"split": "train"}, {"split": "val"}], [{"split": "test"}])  # as the paper: val is for training
+_JOINED: _Ask = ([{"split": "trainval"}], [{"split": "test"}])
+_WHOLE: _Ask = ([{}], [{}])  # not divided: both are all of it
+TORCHVISION: dict[str, tuple[str, _Ask]] = {
+    "cifar10": ("CIFAR10", _FLAG),
+    "cifar100": ("CIFAR100", _FLAG),
+    "mnist": ("MNIST", _FLAG),
+    "fashionmnist": ("FashionMNIST", _FLAG),
+    "kmnist": ("KMNIST", _FLAG),
+    "usps": ("USPS", _FLAG),
+    "svhn": ("SVHN", _TWO),
+    "stl10": ("STL10", _TWO),
+    "food101": ("Food101", _TWO),
+    "flowers102": ("Flowers102", _THREE),
+    "dtd": ("DTD", _THREE),
+    "oxfordiiitpet": ("OxfordIIITPet", _JOINED),
+    "fgvcaircraft": ("FGVCAircraft", _JOINED),
+    "eurosat": ("EuroSAT", _WHOLE),
+    "sun397": ("SUN397", _WHOLE),
+}
+
+
+def data_folder() -> Path:
+    """Where named data sets lie: the environment variable SELFMASK_DATA, or a folder in the user's cache."""
+    return Path(os.environ.get("SELFMASK_DATA") or "~/.cache/selfmask/data").expanduser()
+
+
+def known_names() -> list[str]:
+    """Every name that `open_named` takes on this machine."""
+    local = [printable(Path(file.stem)) for file in data_folder().glob("*.npz")]
+    return sorted({*BUNDLED, *local, *TORCHVISION})
+
+
+def open_named(name: str, split: str) -> Images:
+    """The data set of that name: bundled, else NAME.npz in the data folder, else torchvision's, fetched if need be."""
+    if name in BUNDLED:
+        return open_arrays(BUNDLED[name], split)
+    local = data_folder() / f"{name}.npz"
+    if "/" not in name and local.is_file():
+        return open_arrays(local, split)
+    if name.lower() in TORCHVISION:
+        return DatasetImages(_fetched(name.lower(), split))
+    close = difflib.get_close_matches(name.lower(), known_names(), n=3, cutoff=0.5)
+    raise UnknownDataError(
+        f"no folder, no file and no data set is called {printable(Path(name))}",
+        expected=f"a path, or one of {', '.join(known_names())}",
+        todo=f"did you mean {' or '.join(close)}?" if close else "check the path, or take one of these names",
+    )
+
+
+def open_arrays(file: Path, split: str) -> ArrayImages:
+    """An .npz file with arrays `train_images`, `train_labels`, `test_images`, `test_labels` and `classes`.
+
+    Images are uint8, N x H x W or N x H x W x 3. Labels and class names may be missing.
+    """
+    try:
+        with np.load(file, allow_pickle=False) as arrays:
+            part = next((part for part in SPLITS[split] if f"{part}_images" in arrays), None)
+            if part is None:
+                raise _malformed(file, f"an array {split}_images", ", ".join(arrays) or "no array")
+            pixels = arrays[f"{part}_images"]
+            labels = arrays.get(f"{part}_labels")
+            classes = arrays.get("classes")
+    except MalformedDataError:
+        raise
+    except Exception as error:  # zip, zlib and numpy raise many kinds on damaged files
+        raise _malformed(file, "an .npz file of plain arrays", f"{type(error).__name__}: {error}") from error
+    if pixels.dtype != np.uint8 or not (pixels.ndim == 3 or (pixels.ndim == 4 and pixels.shape[3] == 3)):
+        raise _malformed(file, "images as uint8, N x H x W or N x H x W x 3", f"{pixels.dtype} {pixels.shape}")
+    if pixels.size == 0 and len(pixels):
+        raise _malformed(file, "images with pixels", f"{pixels.dtype} {pixels.shape}")
+    if labels is not None and (labels.shape != pixels.shape[:1] or not np.issubdtype(labels.dtype, np.integer)):
+        raise _malformed(file, f"one integer label for each of {len(pixels)} images", f"{labels.dtype} {labels.shape}")
+    names = None if classes is None else [str(name) for name in classes.ravel()]
+    if labels is not None and len(labels) and (labels.min() < 0 or (names is not None and labels.max() >= len(names))):
+        allowed = "labels from 0" if names is None else f"labels from 0 to {len(names) - 1}, as there are class names"
+        raise _malformed(file, allowed, f"{labels.min()} to {labels.max()}")
+    return ArrayImages(pixels, None if labels is None else [int(label) for label in labels], names)
+
+
+def _malformed(file: Path, expected: str, found: str) -> MalformedDataError:
+    return MalformedDataError(f"cannot use the arrays in {printable(file)}", expected=expected, found=found)
+
+
+def _fetched(name: str, split: str) -> Dataset[Any]:
+    kind, (train, test) = TORCHVISION[name]
+    parts = [_part(name, kind, arguments) for arguments in (train if split == "train" else test)]
+    return parts[0] if len(parts) == 1 else ConcatDataset(parts)
+
+
+def _part(name: str, kind: str, arguments: dict[str, Any]) -> Dataset[Any]:
+    build, folder = getattr(torchvision.datasets, kind), data_folder()
+    try:
+        here: Dataset[Any] = build(folder, download=False, **arguments)
+        return here
+    except Exception:  # not there, or not whole; each data set says so in its own way
+        try:
+            fetched: Dataset[Any] = build(folder, download=True, **arguments)
+            return fetched
+        except Exception as error:
+            raise DataUnavailableError(
+                f"the data set {name} is not on this machine and could not be fetched",
+                expected=f"its files below {printable(folder)}, or a network",
+                found=f"{type(error).__name__}: {error}",
+                todo=f"on a machine with a network, open {name} once and copy that folder; or put the images as "
+                f"{name}.npz there (arrays train_images, train_labels, test_images, test_labels); or name the folder "
+                "that has them in SELFMASK_DATA",
+            ) from error

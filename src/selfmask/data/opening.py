@@ -1,0 +1,58 @@
+"""From what a user names to images."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from torch.utils.data import Dataset
+
+from ..errors import ConfigError, NoImagesError
+from .folders import SPLITS, open_folder, open_list
+from .images import EXTENSIONS, printable
+from .named import BUNDLED, open_arrays, open_named
+from .sources import DatasetImages, Images
+
+_LISTS = (".txt", ".csv")
+
+
+def open_images(where: str | Path | Dataset[Any], *, split: str = "train") -> Images:
+    """Images from a folder, a list file (.txt, .csv), an array file (.npz), a data set's name, or a PyTorch data set.
+
+    split: "train", "test" or "val", where the source is divided; otherwise every split is all of it. "test" and "val"
+    stand in for each other. A folder or file that exists goes before a data set of that name.
+    """
+    if split not in SPLITS:
+        raise ConfigError("unknown split", expected=", ".join(SPLITS), found=repr(split))
+    if isinstance(where, Images):
+        return where
+    if isinstance(where, Dataset):
+        return DatasetImages(where)
+    if not isinstance(where, str | Path):
+        raise ConfigError("cannot take images from this", expected="a path, a name or a Dataset", found=type(where))
+    if str(where) in BUNDLED:
+        return open_named(str(where), split)
+    path = Path(os.path.expanduser(where))  # noqa: PTH111  # Path.expanduser raises where there is no such user
+    kind = path.suffix.lower()
+    if not os.path.exists(path):  # noqa: PTH110  # Path.exists raises on names that no path can have
+        if isinstance(where, str) and _is_name(where):
+            return open_named(where, split)
+        raise NoImagesError(f"there is no {printable(path)}", expected="a folder or a file", todo="check the path")
+    if path.is_dir():
+        return open_folder(path, split)
+    if kind in _LISTS:
+        return open_list(path)
+    if kind == ".npz":
+        return open_arrays(path, split)
+    raise NoImagesError(
+        f"cannot take images from the file {printable(path)}",
+        expected=f"a folder, a list file ({', '.join(_LISTS)}) or an array file (.npz)",
+        found="a single image" if kind in EXTENSIONS else f"a file {kind or 'without extension'}",
+        todo="give the folder that it lies in, or a list file that names it" if kind in EXTENSIONS else None,
+    )
+
+
+def _is_name(where: str) -> bool:
+    """Whether it was meant as a data set's name, not as a path."""
+    return where.startswith("selfmask/") or not ("/" in where or os.sep in where or where.startswith((".", "~")))

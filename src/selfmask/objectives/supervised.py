@@ -1,0 +1,28 @@
+"""Cross-entropy with a linear head: learning from labels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .base import Metrics, Objective
+
+
+class Supervised(Objective):
+    """The classes of a batch of (views, labels), predicted from each view."""
+
+    def __init__(self, features: int, classes: int, *, seed: int = 0) -> None:
+        super().__init__()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.head = nn.Linear(features, classes)
+
+    def loss(self, model: nn.Module, batch: Any, progress: float) -> tuple[Tensor, Metrics]:
+        views, labels = batch
+        logits = torch.stack([self.head(model(view)) for view in views]).float()  # [views, images, classes]
+        losses = [F.cross_entropy(of_view, labels) for of_view in logits]
+        right = (logits.detach().argmax(2) == labels).float().mean()
+        return torch.stack(losses).mean(), {"accuracy": right}

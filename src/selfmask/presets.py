@@ -1,0 +1,94 @@
+"""The settings of an adaptation, and the presets that carry the paper.
+
+Both presets are SwAV over scores with plain SGD, as long as the paper's (150 epochs) unless told otherwise. They
+differ where the paper's text and its released code do: the text takes SwAV's defaults, the code departs from them.
+All shares are of the run, so a shorter run goes through the same phases.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from .data.views import ViewsConfig
+from .errors import ConfigError
+from .masking import MaskConfig
+from .objectives import SwAVConfig
+from .training import LoopConfig
+
+_PAPER_STEPS = 117_188  # 150 epochs of 50,000 images in batches of 64
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AdaptConfig:
+    """Everything that decides what an adaptation learns; `preset` gives the paper's.
+
+    steps, epochs: how long; give one of them, or neither for the preset's 150 epochs.
+    size: of a large crop and of evaluated images, in pixels; the backbone's own by default.
+    score_lr, head_lr, head_weight_decay: of the scores, and of projector and prototypes.
+    views, swav, mask: of the views, the objective and the mask.
+    track: where the log goes besides log.jsonl: "tensorboard", "wandb", "mlflow" (the last two by extra).
+    The rest is as in `LoopConfig`.
+    """
+
+    steps: int | None = None
+    epochs: float | None = None
+    batch_size: int = 64
+    size: int | None = None
+    score_lr: float = 50.0
+    head_lr: float = 0.15
+    head_weight_decay: float = 1e-6
+    momentum: float = 0.9
+    views: ViewsConfig = dataclasses.field(default_factory=ViewsConfig)
+    swav: SwAVConfig = dataclasses.field(default_factory=SwAVConfig)
+    mask: MaskConfig = dataclasses.field(default_factory=MaskConfig)
+    accumulate: int = 1
+    precision: str = "auto"
+    compile: bool = False
+    sync_norm: bool = False
+    seed: int = 0
+    log_every: int = 10
+    checkpoint_every: int = 50
+    track: tuple[str, ...] = ("tensorboard",)
+
+    def __post_init__(self) -> None:
+        if self.steps is not None and self.epochs is not None:
+            raise ConfigError("give steps or epochs, not both", found=f"{self.steps} steps and {self.epochs} epochs")
+        for name, least in (("steps", 1), ("batch_size", 2), ("size", 8)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ConfigError(f"{name} is out of range", expected=f"{least} or more", found=value)
+        if self.epochs is not None and not self.epochs > 0:
+            raise ConfigError("epochs is out of range", expected="above 0", found=self.epochs)
+        for name in ("score_lr", "head_lr"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name} is out of range", expected="above 0", found=getattr(self, name))
+
+    @staticmethod
+    def preset(name: str, **changes: Any) -> AdaptConfig:
+        """A preset, with some settings changed: `AdaptConfig.preset("paper", steps=300)`."""
+        if name not in PRESETS:
+            raise ConfigError(f"there is no preset {name!r}", expected=" or ".join(PRESETS))
+        return dataclasses.replace(PRESETS[name], **changes)
+
+    def number_of_steps(self, steps_per_epoch: int) -> int:
+        if self.steps is not None:
+            return self.steps
+        return max(1, round((self.epochs or 150) * steps_per_epoch))
+
+    def loop(self, steps: int) -> LoopConfig:
+        """The part of it that is the loop's."""
+        names = {field.name for field in dataclasses.fields(LoopConfig)} & {f.name for f in dataclasses.fields(self)}
+        return LoopConfig(**{name: getattr(self, name) for name in names - {"steps"}}, steps=steps)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**dataclasses.asdict(self), "mask": self.mask.to_dict()}
+
+
+PRESETS: Mapping[str, AdaptConfig] = {
+    # SwAV's defaults: prototypes frozen for 313 steps, the queue from epoch 15 on.
+    "paper": AdaptConfig(swav=SwAVConfig(freeze_prototypes=313 / _PAPER_STEPS, queue_start=15 / 150)),
+    # The code: prototypes frozen for 5,005 steps, the queue from epoch 30 on.
+    "reference": AdaptConfig(swav=SwAVConfig(freeze_prototypes=5005 / _PAPER_STEPS, queue_start=30 / 150)),
+}

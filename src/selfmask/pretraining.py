@@ -1,0 +1,89 @@
+"""How `selfmask/tiny` got its weights: the same loop, on full weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save
+from torch import nn
+
+from .backbones.tiny import PREPROCESSING, TinyResNet
+from .data import ImageStore, open_images
+from .data.views import MultiCrop, ViewsConfig
+from .errors import ConfigError, RunWriteError
+from .maskfile.writer import write_atomically
+from .objectives import Objective, SwAV, SwAVConfig
+from .objectives.supervised import Supervised
+from .training import LoopConfig, ParameterGroup, Processes, RunFolder, Steps, train
+from .training.display import Display
+
+BATCH = 256
+WEIGHT_DECAY = 5e-4
+
+
+def pretrain(
+    images: str, out: Path, *, epochs: float, labels: bool, lr: float, seed: int, resume: bool, display: Display
+) -> Path:
+    """Train the tiny backbone from random weights; return the file of its weights.
+
+    Without labels: SwAV, as an adaptation does, but on the weights themselves. With labels: cross-entropy on one view.
+    """
+    processes = Processes()
+    opened = open_images(images)
+    with display.decoding(len(opened)) as progress:
+        store = ImageStore(opened, side=2 * max(PREPROCESSING.size), progress=progress)
+    torch.manual_seed(seed)
+    model = TinyResNet().to(memory_format=torch.channels_last)
+    objective, views = _with_labels(store, seed) if labels else _without_labels(seed)
+    batches = Steps(
+        store,
+        MultiCrop(views, PREPROCESSING),
+        batch_size=BATCH,
+        seed=seed,
+        processes=processes,
+        with_labels=labels,
+    )
+    steps = round(epochs * batches.per_epoch)
+    config = {"images": images, "epochs": epochs, "labels": labels, "lr": lr, "seed": seed, "steps": steps}
+    with RunFolder(out, config, resume=resume) as folder:
+        loop = LoopConfig(steps=steps, warmup=0.1, seed=seed, checkpoint_every=100)
+        group = ParameterGroup([*model.parameters(), *objective.parameters()], lr, WEIGHT_DECAY)
+        with display.training(steps):
+            train(model, objective, [group], batches, loop, folder, processes, [display.line])
+        file = out / "tiny.safetensors"
+        write_atomically(file, save(half(model), _metadata(config)), RunWriteError)
+        folder.write_json("result.json", {**config, "loss": folder.read_log()[-1]["loss"]})
+    return file
+
+
+def half(model: nn.Module) -> dict[str, torch.Tensor]:
+    """The weights as they are shipped: floating-point ones with 16 bits."""
+    return {
+        name: (value.half() if value.is_floating_point() else value).contiguous()
+        for name, value in model.state_dict().items()
+    }
+
+
+def _without_labels(seed: int) -> tuple[Objective, ViewsConfig]:
+    # Few prototypes and a soft crop: ten classes, small images and little time.
+    swav = SwAVConfig(prototypes=300, queue_length=0, freeze_prototypes=0.02)
+    views = ViewsConfig(
+        size=32, small_size=16, large=2, small=2, large_scale=(0.3, 1), small_scale=(0.1, 0.3), blur_p=0
+    )
+    return SwAV(256, swav, seed=seed), views
+
+
+def _with_labels(store: ImageStore, seed: int) -> tuple[Objective, ViewsConfig]:
+    if store.labels is None:
+        raise ConfigError("these images have no labels", todo="train without labels, or give class folders")
+    views = ViewsConfig(
+        size=32, large=1, small=0, large_scale=(0.4, 1), jitter=(0.3, 0.3, 0.3, 0.05), blur_p=0, grey_p=0.1
+    )
+    return Supervised(256, max(store.labels) + 1, seed=seed), views
+
+
+def _metadata(config: Mapping[str, Any]) -> dict[str, str]:
+    return {key: str(value) for key, value in config.items()}

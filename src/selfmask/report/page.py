@@ -1,0 +1,260 @@
+"""The report page: what a run's numbers mean, in words that do not flatter, laid out by `template.html`."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeGuard
+
+import numpy as np
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from ..maskfile.writer import write_atomically
+from . import figures
+from .examples import Card, Neighbours, cards
+from .figures import curve, percent, three_digits
+
+MAX_BAD_IMAGES, MAX_TEXT = 500, 600
+
+_MEASURES = {"knn": "k-NN accuracy", "probe": "linear-probe accuracy, few labels"}
+
+
+@dataclass(frozen=True)
+class ReportData:
+    """All that a report shows. What is missing, None or empty is left out of the page.
+
+    result: the numbers of the run. Pairs NAME_before and NAME_after are compared; `knn` and `probe` are shares of 1.
+        `mask_bytes`, `one_bit_bytes` and `base_bytes` (the float32 copy) are set side by side.
+    log: the lines of the log; figures take `step`, `loss`, `ln_k`, `active`, `flips` and `quality` from them.
+    active_by_layer: share of active weights of each masked tensor, in the order of the network.
+    bad_images: files that could not be read, with the reason.
+    """
+
+    title: str
+    config: Mapping[str, Any]
+    result: Mapping[str, Any]
+    log: Sequence[Mapping[str, Any]]
+    active_by_layer: Mapping[str, float]
+    neighbours: Neighbours | None = None
+    bad_images: Sequence[tuple[str, str]] = ()
+
+
+@dataclass(frozen=True)
+class Measure:
+    """One number before and after, as the table shows it."""
+
+    name: str
+    before: str
+    after: str
+    difference: str
+    verdict: str  # "better", "worse", "the same", or empty where nobody can say
+
+
+@dataclass(frozen=True)
+class Size:
+    """One way to store a task: what it is, its bytes, how that compares, and the length of its bar in percent."""
+
+    what: str
+    size: str
+    compared: str
+    bar: float
+
+
+def write_report(path: Path, data: ReportData) -> None:
+    """Write the page, whole or not at all. The same data gives the same bytes."""
+    # File names may hold bytes that are no text; Python keeps those as characters that UTF-8 cannot write.
+    write_atomically(path, render(data).encode("utf-8", "backslashreplace"))
+
+
+def render(data: ReportData) -> str:
+    """The page as text."""
+    environment = Environment(
+        loader=PackageLoader("selfmask", "report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["plain"] = plain
+    measures, examples = list(_measures(data.result)), cards(data.neighbours)
+    return environment.get_template("template.html").render(
+        title=data.title,
+        light=figures.LIGHT,
+        dark=figures.DARK,
+        measures=measures,
+        cautions=list(_cautions(data, measures)),
+        facts=dict(_facts(data)),
+        sizes=list(_sizes(data.result)),
+        loss=figures.loss_figure(data.log),
+        lost_steps=not np.isfinite(curve(data.log, "loss")[1]).all(),
+        mask=figures.mask_figure(data.log),
+        quality=figures.quality_figure(data.log),
+        lines_per_point=math.ceil(len(data.log) / figures.MAX_POINTS),
+        layers=figures.layers_figure(data.active_by_layer),
+        grouped=len(data.active_by_layer) > figures.MAX_BARS,
+        examples=examples,
+        hits=_hits(examples),
+        columns=max((len(row) for card in examples for row in (card.before, card.after)), default=1),
+        bad_images=data.bad_images[:MAX_BAD_IMAGES],
+        bad_count=len(data.bad_images),
+        result=dict(_flat(data.result)),
+        config=dict(_flat(data.config)),
+    )
+
+
+def _measures(result: Mapping[str, Any]) -> Iterator[Measure]:
+    """Every pair of numbers before and after; a known measure is judged, an unknown one only shown."""
+    names = dict.fromkeys(key.removesuffix("_before").removesuffix("_after") for key in result)
+    for name in sorted(names, key=lambda name: name not in _MEASURES):
+        before, after = result.get(f"{name}_before"), result.get(f"{name}_after")
+        if not (_is_number(before) or _is_number(after)):
+            continue
+        title = _MEASURES.get(name, name.replace("_", " "))
+        if name not in _MEASURES:
+            yield Measure(title, _number(before), _number(after), _difference(before, after), "")
+        else:
+            points = _difference(before, after, 100)
+            yield Measure(title, _share(before), _share(after), points and f"{points} points", _verdict(points))
+
+
+def _difference(before: Any, after: Any, scale: int = 1) -> str:
+    if not (_is_finite(before) and _is_finite(after)):
+        return ""
+    change = scale * (after - before)
+    text = f"{change:+.1f}" if scale > 1 else f"{change:+.3g}"
+    return "0.0" if text in ("-0.0", "+0.0") else text.replace("-", "\N{MINUS SIGN}")
+
+
+def _verdict(points: str) -> str:
+    """Of the difference as it is shown, so that words and numbers never disagree."""
+    return {"": "", "+": "better", "\N{MINUS SIGN}": "worse"}.get(points[:1], "the same")
+
+
+def _cautions(data: ReportData, measures: Sequence[Measure]) -> Iterator[str]:
+    """What a reader must know before trusting the mask."""
+    if worse := [measure.name for measure in measures if measure.verdict == "worse"]:
+        yield (
+            f"Measured by {' and by '.join(worse)}, this mask is worse than the frozen backbone. Use the backbone "
+            "as it is, or adapt again: for longer, or with a lower learning rate."
+        )
+    if not any(measure.verdict for measure in measures):
+        yield (
+            "Nothing was measured with labels before and after, so this page cannot say whether the mask helps. "
+            "If you have some labels, selfmask evaluate tells."
+        )
+    losses, levels = curve(data.log, "loss")[1], curve(data.log, "ln_k")[1]
+    finite, levels = losses[np.isfinite(losses)], levels[np.isfinite(levels)]
+    if lost := len(losses) - len(finite):
+        yield f"The loss was not a number on {lost:,} of {len(losses):,} log lines; such a run is not to be trusted."
+    if len(finite) and len(levels):
+        end = float(finite[-math.ceil(len(finite) / 10) :].mean())
+        if end >= 0.99 * levels[-1]:
+            yield (
+                f"The loss ended at {end:.3f} with ln K at {levels[-1]:.3f}, which is what guessing costs: "
+                "the run was too short to learn anything, or it collapsed."
+            )
+    if off := [name for name, share in data.active_by_layer.items() if share == 0]:
+        more = f" and {len(off) - 3} more" if len(off) > 3 else ""
+        yield f"Switched off as a whole, so that no signal passes: {', '.join(off[:3])}{more}."
+
+
+def _facts(data: ReportData) -> Iterator[tuple[str, str]]:
+    result = data.result
+    if _is_finite(size := result.get("mask_bytes")):
+        yield "mask file", _bytes(size)
+    shares = curve(data.log, "active")[1]
+    if np.isfinite(shares).any():
+        yield "weights on", percent(float(shares[np.isfinite(shares)][-1]))
+    if _is_finite(images := result.get("images")):
+        yield "images", f"{images:,}"
+    if data.bad_images:
+        yield "unreadable", f"{len(data.bad_images):,}"
+    if _is_finite(steps := result.get("steps")):
+        yield "steps", f"{steps:,}"
+    if _is_finite(seconds := result.get("seconds")):
+        yield "time", _duration(seconds)
+    speeds = curve(data.log, "images_per_second")[1]
+    if np.isfinite(speeds).any():
+        yield "images a second", three_digits(float(np.nanmedian(speeds)))
+    if result.get("seed") is not None:
+        yield "seed", str(result["seed"])
+
+
+def _sizes(result: Mapping[str, Any]) -> Iterator[Size]:
+    rows = (
+        ("float32 copy of the backbone", result.get("base_bytes")),
+        ("one bit per masked weight", result.get("one_bit_bytes")),
+        ("mask file, statistics included", result.get("mask_bytes")),
+    )
+    known = [(what, size) for what, size in rows if _is_finite(size) and size > 0]
+    if not known or known[-1][0] != rows[-1][0]:
+        return
+    base, largest = known[0][1], max(size for _, size in known)
+    for what, size in known:
+        ratio = base / size
+        compared = f"{three_digits(ratio)} times smaller" if ratio > 1 else f"{three_digits(1 / ratio)} times larger"
+        yield Size(what, f"{size:,}", "" if size == base else compared, 100 * size / largest)
+
+
+def _hits(examples: Sequence[Card]) -> dict[str, tuple[int, int]] | None:
+    """How many of the shown neighbours are of their query's class, before and after; None without labels."""
+    rows = {
+        "before": [each.right for card in examples for each in card.before],
+        "after": [each.right for card in examples for each in card.after],
+    }
+    if any(right is None for row in rows.values() for right in row):
+        return None
+    return {name: (sum(map(bool, row)), len(row)) for name, row in rows.items()}
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Nested settings under dotted names; None is left out."""
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        elif value is not None:
+            words = value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
+            yield f"{prefix}{key}", words
+
+
+def plain(text: object) -> str:
+    """Text of the user's as the page shows it: not too long, and no control characters."""
+    letters = str(text)
+    shown = "".join(each if each.isprintable() else ascii(each)[1:-1] for each in letters[:MAX_TEXT])
+    return shown if len(letters) <= MAX_TEXT else f"{shown}… ({len(letters):,} characters)"
+
+
+def _is_number(value: Any) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_finite(value: Any) -> TypeGuard[float]:
+    return _is_number(value) and math.isfinite(value)
+
+
+def _share(value: Any) -> str:
+    return f"{value:.1%}" if _is_finite(value) else _number(value)
+
+
+def _number(value: Any) -> str:
+    if not _is_number(value):
+        return "not measured"
+    return f"{value:.4g}" if math.isfinite(value) else "not a number"
+
+
+def _bytes(size: float) -> str:
+    for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if size >= unit:
+            return f"{three_digits(size / unit)} {name}"
+    return f"{size:.0f} bytes"
+
+
+def _duration(seconds: float) -> str:
+    whole = round(seconds)
+    hours, minutes = whole // 3600, whole // 60 % 60
+    if hours:
+        return f"{hours:,} h {minutes} min"
+    return f"{minutes} min {whole % 60} s" if minutes else f"{three_digits(seconds)} s"

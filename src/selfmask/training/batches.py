@@ -1,0 +1,77 @@
+"""The batch of every step, as a function of the step alone: any process can make any batch at any time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from ..data import ImageStore
+from ..data.views import MultiCrop
+from ..errors import TooFewImagesError
+from .processes import Processes
+from .seeds import generator
+
+Batch = list[Tensor] | tuple[list[Tensor], Tensor]
+"""Views, one tensor a crop; with labels, if they are asked for."""
+
+
+class Steps(Dataset[Batch]):
+    """Item t is the batch of step t: epochs are permutations of all images, the last incomplete batch is left out.
+
+    With several processes each takes its part of the same global batch.
+    """
+
+    def __init__(
+        self,
+        store: ImageStore,
+        views: MultiCrop,
+        *,
+        batch_size: int,
+        seed: int,
+        processes: Processes,
+        with_labels: bool = False,
+    ) -> None:
+        if len(store) < batch_size:
+            raise TooFewImagesError(
+                "there are fewer images than a batch holds",
+                expected=f"at least {batch_size}",
+                found=f"{len(store)} image(s)",
+                todo=f"add images, or make the batch smaller: --batch-size {max(2, len(store) // 2)}",
+            )
+        self.store, self.views, self.batch_size, self.seed = store, views, batch_size, seed
+        self.part = processes.part(batch_size)
+        self.labels = torch.tensor(store.labels) if with_labels else None
+
+    @property
+    def per_epoch(self) -> int:
+        return len(self.store) // self.batch_size
+
+    def __getitem__(self, step: int) -> Batch:
+        epoch, place = divmod(step, self.per_epoch)
+        chosen = self._order(epoch)[place * self.batch_size : (place + 1) * self.batch_size][self.part].tolist()
+        draws = self.views.draw(self.batch_size, generator(self.seed, "views", step))
+        views = self.views(self.store.batch(chosen), draws[self.part])
+        views = [view.contiguous(memory_format=torch.channels_last) for view in views]
+        return views if self.labels is None else (views, self.labels[chosen])
+
+    @lru_cache(maxsize=2)  # noqa: B019 - lives as long as the run
+    def _order(self, epoch: int) -> Tensor:
+        return torch.randperm(len(self.store), generator=generator(self.seed, "order", epoch))
+
+    def between(self, start: int, stop: int, workers: int) -> Iterator[Batch]:
+        """The batches of steps start to stop - 1, made ahead by worker processes if there are any."""
+        loader: DataLoader[Batch] = DataLoader(
+            self, batch_size=None, sampler=range(start, stop), num_workers=workers, worker_init_fn=_quiet_worker
+        )
+        return iter(loader)
+
+
+def _quiet_worker(_: int) -> None:
+    """Ctrl-C reaches every process of the terminal; the main one decides what to do about it."""
+    import signal
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -1,0 +1,190 @@
+"""The folder of a run: everything that belongs to it, written so that a crash at any moment loses little.
+
+config.json, environment.json   what was asked for, and on what
+log.jsonl, events/              how it went, for people and for TensorBoard
+checkpoints/last.pt, best.pt    to go on from
+mask.smn, report.html, result.json   what came out
+"""
+
+from __future__ import annotations
+
+import fcntl
+import io
+import json
+import os
+import platform
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+
+from ..errors import RunBusyError, RunDamagedError, RunExistsError, RunMismatchError, RunWriteError
+from ..maskfile.writer import write_atomically
+
+_held: set[Path] = set()  # locks are the process's: they would not keep two runs of one process apart
+
+
+class RunFolder:
+    """A run folder that this process, and no other, writes to. Use it as a context manager, or call `close`."""
+
+    def __init__(self, path: Path, config: Mapping[str, Any], *, resume: bool) -> None:
+        self.path = path
+        self._lock = self._take()
+        try:
+            self._begin(json.loads(json.dumps(config)), resume)
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> RunFolder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        _held.discard(self.path.resolve())
+        self._lock.close()  # which lets go of the lock; so does the end of the process, however it comes
+
+    def _take(self) -> IO[str]:
+        busy = RunBusyError(
+            f"another run is writing to {self.path}", todo="wait for it to end, or choose another folder: --out"
+        )
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            lock = (self.path / "lock").open("a")
+        except OSError as error:
+            raise _unwritable(self.path, error) from error
+        if self.path.resolve() in _held:
+            raise busy
+        try:
+            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # unlike flock, not inherited by worker processes
+        except OSError as error:
+            raise busy from error
+        _held.add(self.path.resolve())
+        return lock
+
+    def _begin(self, config: dict[str, Any], resume: bool) -> None:
+        file = self.path / "config.json"
+        if not file.exists():
+            self.write_json("config.json", config)
+            self.write_json("environment.json", environment())
+            return
+        if not resume:
+            raise RunExistsError(
+                f"{self.path} holds a run already",
+                todo="continue it with --resume, or choose another folder with --out",
+            )
+        before = self._read_json(file)
+        if differ := differences(before, config):
+            raise RunMismatchError(
+                f"{self.path} was begun with other settings",
+                expected=", ".join(f"{key} = {old!r}" for key, (old, _) in differ.items()),
+                found=", ".join(f"{key} = {new!r}" for key, (_, new) in differ.items()),
+                todo="resume with the settings it began with, or choose another folder with --out",
+            )
+
+    def _read_json(self, file: Path) -> dict[str, Any]:
+        try:
+            content = json.loads(file.read_text())
+        except (OSError, ValueError) as error:
+            raise RunDamagedError(
+                f"{file} cannot be read", found=error, todo="begin anew in another folder with --out"
+            ) from error
+        if not isinstance(content, dict):
+            raise RunDamagedError(f"{file} is damaged", expected="a JSON object", found=type(content).__name__)
+        return content
+
+    # ---- results ----------------------------------------------------------------------------------------------
+
+    def write_json(self, name: str, content: Mapping[str, Any]) -> None:
+        write_atomically(self.path / name, (json.dumps(content, indent=2) + "\n").encode(), RunWriteError)
+
+    @property
+    def result(self) -> dict[str, Any] | None:
+        """What the finished run came to; None until then."""
+        file = self.path / "result.json"
+        return self._read_json(file) if file.exists() else None
+
+    # ---- log --------------------------------------------------------------------------------------------------
+
+    def log(self, line: Mapping[str, Any]) -> None:
+        try:
+            with (self.path / "log.jsonl").open("a") as file:
+                file.write(json.dumps(line) + "\n")
+        except OSError as error:
+            raise _unwritable(self.path / "log.jsonl", error) from error
+
+    def read_log(self) -> list[dict[str, Any]]:
+        """All whole lines; the last one may have been cut off by a crash."""
+        file, lines = self.path / "log.jsonl", []
+        for line in file.read_text().splitlines() if file.exists() else []:
+            try:
+                lines.append(json.loads(line))
+            except ValueError:
+                break
+        return lines
+
+    def forget_log_after(self, step: int) -> None:
+        """Drop what was logged after the checkpoint that the run goes on from: it will be logged again."""
+        kept = [line for line in self.read_log() if line["step"] <= step]
+        text = "".join(json.dumps(line) + "\n" for line in kept)
+        write_atomically(self.path / "log.jsonl", text.encode(), RunWriteError)
+
+    # ---- checkpoints ------------------------------------------------------------------------------------------
+
+    def save_checkpoint(self, name: str, state: Mapping[str, Any]) -> None:
+        buffer = io.BytesIO()
+        torch.save(dict(state), buffer)
+        write_atomically(self.path / "checkpoints" / f"{name}.pt", buffer.getvalue(), RunWriteError)
+
+    def load_checkpoint(self, name: str) -> dict[str, Any] | None:
+        """The state that was saved under this name, or None; nothing in it can run code."""
+        file = self.path / "checkpoints" / f"{name}.pt"
+        if not file.exists():
+            return None
+        try:
+            state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
+        except Exception as error:  # torch raises a dozen kinds for damaged files
+            raise RunDamagedError(
+                f"the checkpoint {file} is damaged",
+                found=type(error).__name__,
+                todo=f"remove it to begin anew, or begin in another folder with --out; {file.parent} may hold another",
+            ) from error
+        return state
+
+
+def differences(before: Mapping[str, Any], after: Mapping[str, Any], prefix: str = "") -> dict[str, tuple[Any, Any]]:
+    """What differs between two nested settings: dotted key -> (before, after)."""
+    found: dict[str, tuple[Any, Any]] = {}
+    for key in sorted({*before, *after}):
+        old, new = before.get(key), after.get(key)
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            found |= differences(old, new, f"{prefix}{key}.")
+        elif old != new:
+            found[prefix + key] = old, new
+    return found
+
+
+def environment() -> dict[str, Any]:
+    """What the run depends on besides its settings."""
+    packages = ("selfmask", "torch", "torchvision", "timm", "numpy")
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "processors": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "packages": {name: version(name) for name in packages},
+    }
+
+
+def _unwritable(path: Path, error: OSError) -> RunWriteError:
+    return RunWriteError(
+        f"cannot write {path}",
+        expected="a folder that can be written, with room on the disk",
+        found=error.strerror,
+        todo="make room, or choose another folder with --out; finished work is kept and --resume goes on from it",
+    )

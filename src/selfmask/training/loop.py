@@ -1,0 +1,262 @@
+"""The training loop. One for every objective: masks or full weights, with labels or without."""
+
+from __future__ import annotations
+
+import dataclasses
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+from ..errors import ConfigError, InterruptedRunError
+from ..masking import MaskedModel
+from ..objectives import Objective
+from .batches import Steps
+from .flips import FlipCounter
+from .folder import RunFolder
+from .processes import Processes
+from .schedule import cosine
+from .seeds import derive
+from .sync_norm import SyncNorm
+
+Report = Callable[[Mapping[str, Any]], None]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LoopConfig:
+    """How long and how to train, whatever is trained.
+
+    warmup: share of the run in which rates rise linearly; they then follow a cosine to 0.
+    accumulate: parts that each batch is cut into, to need less memory; gradients are added up.
+    precision: "auto" is bfloat16 where a GPU has it, else float32.
+    compile: run the model through torch.compile.
+    sync_norm: with several processes, batch norm over all their batches and not each one's own.
+    workers: processes that make views ahead; None: none on a CPU, which training keeps busy, else up to 8.
+    log_every, checkpoint_every: in steps; a checkpoint is also written on Ctrl-C.
+    """
+
+    steps: int
+    momentum: float = 0.9
+    warmup: float = 0.0
+    accumulate: int = 1
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    compile: bool = False
+    sync_norm: bool = False
+    workers: int | None = None
+    log_every: int = 10
+    checkpoint_every: int = 50
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "accumulate", "log_every", "checkpoint_every"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} is out of range", expected="1 or more", found=getattr(self, name))
+        if self.checkpoint_every % self.log_every:
+            raise ConfigError("checkpoint_every must be a multiple of log_every", found=self.checkpoint_every)
+
+
+@dataclasses.dataclass(frozen=True)
+class ParameterGroup:
+    """Parameters that share a learning rate."""
+
+    parameters: list[nn.Parameter]
+    lr: float
+    weight_decay: float = 0.0
+
+
+def train(
+    model: nn.Module,
+    objective: Objective,
+    groups: list[ParameterGroup],
+    batches: Steps,
+    config: LoopConfig,
+    folder: RunFolder | None,
+    processes: Processes,
+    reports: Sequence[Report] = (),
+) -> None:
+    """Train `model` and the objective's heads in place; go on from the folder's last checkpoint if it has one.
+
+    `folder` is None in all processes but the main one. Each of `reports` gets every line of the log.
+    """
+    optimizer = torch.optim.SGD(
+        [{"params": group.parameters, "lr": group.lr, "weight_decay": group.weight_decay} for group in groups],
+        momentum=config.momentum,
+    )
+    state = _State(model, objective, optimizer, folder, processes)
+    start = state.restore()
+    run: Any = torch.compile(model) if config.compile else model
+    workers = config.workers if config.workers is not None else (0 if processes.device.type == "cpu" else 8)
+    meter = _Meter(model, start)
+    model.train()
+    objective.train()
+    with _stop_flag() as asked_to_stop:
+        for step, batch in enumerate(batches.between(start, config.steps, workers), start):
+            progress = step / config.steps
+            torch.manual_seed(derive(config.seed, "step", step, processes.rank))  # for dropout and its kin
+            factor = cosine((step + 0.5) / config.steps, config.warmup)
+            for group, settings in zip(groups, optimizer.param_groups, strict=True):
+                settings["lr"] = group.lr * factor
+            if isinstance(model, MaskedModel):
+                model.progress = progress
+
+            objective.before_step()
+            optimizer.zero_grad()
+            for part in _parts(batch, config.accumulate, processes.device):
+                with _autocast(config, processes.device), SyncNorm() if config.sync_norm else nullcontext():
+                    loss, metrics = objective.loss(run, part, progress)
+                (loss / config.accumulate).backward()  # type: ignore[no-untyped-call]
+                meter.add(loss, metrics, _size(part) * processes.count)
+            objective.after_backward(progress)
+            processes.average_gradients(model, objective)
+            optimizer.step()
+
+            done = step + 1
+            if done % config.log_every == 0 or done == config.steps:
+                line = meter.line(done, lr=groups[0].lr * factor)
+                state.log(line)
+                for report in reports:
+                    report(line)
+            stop = processes.any(asked_to_stop())
+            if done % config.checkpoint_every == 0 or done == config.steps or stop:
+                state.save(done)
+            if stop and done < config.steps:
+                raise InterruptedRunError(
+                    f"stopped after step {done} of {config.steps}; everything is saved",
+                    todo="run the same command with --resume to go on from there",
+                )
+    if isinstance(model, MaskedModel):
+        model.progress = 1.0
+
+
+class _State:
+    """What must be saved for a resumed run to end in the same bits: everything that changes from step to step."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        objective: Objective,
+        optimizer: torch.optim.Optimizer,
+        folder: RunFolder | None,
+        processes: Processes,
+    ) -> None:
+        self.model, self.objective, self.optimizer = model, objective, optimizer
+        self.folder, self.processes = folder, processes
+        self.loss = self.best = float("inf")
+
+    def restore(self) -> int:
+        """Load the last checkpoint into everything; return how many steps are done."""
+        checkpoint = self.processes.share(None if self.folder is None else self.folder.load_checkpoint("last"))
+        if checkpoint is None:
+            return 0
+        # The base's own weights are not in the checkpoint, but the objects keep theirs.
+        self.model.load_state_dict(self.model.state_dict() | checkpoint["model"])
+        self.objective.load_state_dict(checkpoint["objective"])
+        self.optimizer.load_state_dict(checkpoint["optimizer"])
+        self.best = checkpoint["best"]
+        if self.folder is not None:
+            self.folder.forget_log_after(checkpoint["step"])
+        return int(checkpoint["step"])
+
+    def log(self, line: Mapping[str, Any]) -> None:
+        self.loss = line["loss"]
+        if self.folder is not None:
+            self.folder.log(line)
+
+    def save(self, done: int) -> None:
+        if self.folder is None:
+            return
+        better, self.best = self.loss < self.best, min(self.loss, self.best)
+        frozen = "base." if isinstance(self.model, MaskedModel) else None
+        state = {
+            "step": done,
+            "model": {
+                key: value
+                for key, value in self.model.state_dict().items()
+                if frozen is None or not key.startswith(frozen)
+            },
+            "objective": self.objective.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "best": self.best,
+        }
+        if better:  # first, so that `last` never knows of a best that is not there
+            self.folder.save_checkpoint("best", state)
+        self.folder.save_checkpoint("last", state)
+
+
+class _Meter:
+    """Gathers the numbers of the steps between two lines of the log."""
+
+    def __init__(self, model: nn.Module, step: int) -> None:
+        self._flips = FlipCounter(model) if isinstance(model, MaskedModel) else None
+        self._since = step
+        self._begin()
+
+    def _begin(self) -> None:
+        self._sums: dict[str, Tensor | float] = {}
+        self._count = self._images = 0
+        self._start = time.perf_counter()
+
+    def add(self, loss: Tensor, metrics: Mapping[str, float | Tensor], images: int) -> None:
+        # Tensors are added up where they are: to read one would wait for the device.
+        for name, value in {"loss": loss.detach(), **metrics}.items():
+            self._sums[name] = self._sums.get(name, 0.0) + value
+        self._count += 1
+        self._images += images
+
+    def line(self, done: int, **more: float) -> dict[str, Any]:
+        line: dict[str, Any] = {"step": done}
+        line |= {name: float(value) / self._count for name, value in self._sums.items()}
+        if self._flips is not None:
+            active, flips = self._flips.count()
+            line |= {"active": active, "flips": flips / max(done - self._since, 1)}
+        seconds = time.perf_counter() - self._start
+        line |= {**more, "images_per_second": self._images / seconds, "seconds": seconds}
+        self._since = done
+        self._begin()
+        return line
+
+
+def _parts(batch: Any, number: int, device: torch.device) -> Iterator[Any]:
+    """The batch on the device, in as many parts as gradients are accumulated over; whatever tensors it is made of."""
+    size = _size(batch)
+    for i in range(number):
+        own = slice(size * i // number, size * (i + 1) // number)
+        yield tree_map(lambda tensor, own=own: tensor[own].to(device, non_blocking=True), batch)
+
+
+def _size(batch: Any) -> int:
+    return len(tree_leaves(batch)[0])
+
+
+def _autocast(config: LoopConfig, device: torch.device) -> AbstractContextManager[Any]:
+    able = device.type == "cuda" and torch.cuda.is_bf16_supported()
+    wanted = config.precision == "bfloat16" or (config.precision == "auto" and able)
+    return torch.autocast(device.type, torch.bfloat16, enabled=wanted)
+
+
+@contextmanager
+def _stop_flag() -> Iterator[Callable[[], bool]]:
+    """Within, Ctrl-C and a polite kill only raise a flag, so that a step is finished and saved. A second one ends."""
+    raised = threading.Event()
+    if threading.current_thread() is not threading.main_thread():  # only the main thread may handle signals
+        yield raised.is_set
+        return
+
+    def handle(number: int, _: object) -> None:
+        raised.set()
+        signal.signal(number, previous[number])
+
+    previous: dict[int, Any] = {}
+    try:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            previous[number] = signal.signal(number, handle)
+        yield raised.is_set
+    finally:
+        for caught, handler in previous.items():
+            signal.signal(caught, handler)

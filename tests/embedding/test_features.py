@@ -1,0 +1,262 @@
+"""Files of vectors: right, whole, and the same whatever happened on the way."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from torch import Tensor
+
+from selfmask import features
+from selfmask.data import Images, open_images
+from selfmask.embedding import embed
+from selfmask.errors import BadImageError, EvaluationError, FeaturesWriteError, MissingExtraError
+from selfmask.features import Written, write_features
+from selfmask.loading import Embedder
+
+from .samples import HOW, embedder, pictures, tiny
+
+ENDINGS = [".npz", ".parquet"]
+
+
+class Numbered(Images):
+    """Images of noise, each always the same; stops with an error at one of them if told so."""
+
+    def __init__(self, count: int, stop_at: int | None = None, side: int = 16) -> None:
+        super().__init__([f"image {i}" for i in range(count)])
+        self.stop_at, self.side, self.asked = stop_at, side, list[int]()
+
+    def load(self, i: int, *, near: int | None = None) -> Tensor:
+        self.asked.append(i)
+        if near is not None and i == self.stop_at:  # not while the set as a whole is looked at
+            raise KeyboardInterrupt
+        if i % 37 == 5:
+            raise BadImageError("cannot read it", found=f"{i} is bad")
+        noise = torch.Generator().manual_seed(i)
+        return torch.randint(0, 256, (3, self.side, self.side), dtype=torch.uint8, generator=noise)
+
+
+@pytest.fixture(autouse=True)
+def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(features, "_PART", 16)
+
+
+def read(path: Path) -> tuple[list[str], np.ndarray]:
+    if path.suffix == ".npz":
+        with np.load(path) as file:  # without pickle, as is numpy's default
+            assert file.files == ["names", "vectors"]
+            return file["names"].tolist(), file["vectors"]
+    table = pq.read_table(path)
+    width = table.schema.field("vector").type.list_size
+    assert table.schema.types == [pa.string(), pa.list_(pa.float32(), width)]
+    values = table["vector"].combine_chunks().flatten().to_numpy()
+    return table["name"].to_pylist(), values.reshape(-1, width)
+
+
+def write(path: Path, images: Images, model: Embedder | None = None, batch_size: int = 8) -> tuple[Written, list[str]]:
+    said = list[str]()
+    return write_features(path, model or embedder(), images, batch_size=batch_size, say=said.append), said
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_names_and_vectors(tmp_path: Path, ending: str) -> None:
+    images = open_images(pictures(tmp_path / "photos", 40, classes=2, bad=(0, 7)))
+    out = tmp_path / "new" / f"features{ending}"
+    written, said = write(out, images)
+    names, vectors = read(out)
+    expected, kept = embed(tiny(), images, HOW, batch_size=8)
+    assert (written.rows, written.width, written.resumed, said) == (38, 256, 0, [])
+    assert names == [images.names[i] for i in kept]
+    assert "class1/0001.png" in names
+    assert vectors.dtype == np.float32
+    assert np.array_equal(vectors, expected.numpy())
+    assert {name for name, _ in written.bad} == {"class0/0000.png", "class1/0007.png"}
+    assert list(out.parent.iterdir()) == [out]
+
+
+def test_parquet_has_a_row_group_a_part(tmp_path: Path) -> None:
+    write(tmp_path / "f.parquet", Numbered(100))
+    file = pq.ParquetFile(tmp_path / "f.parquet")
+    assert file.num_row_groups == 7
+    assert file.metadata.num_rows == 97
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_stopped_anywhere_and_run_again_gives_the_identical_file(tmp_path: Path, ending: str) -> None:
+    whole, out = tmp_path / f"whole{ending}", tmp_path / f"out{ending}"
+    write(whole, Numbered(100))
+    stops, resumed = [3, 20, 21, 55, 99], []
+    for stop in stops:
+        with pytest.raises(KeyboardInterrupt):
+            write(out, Numbered(100, stop_at=stop))
+        assert not out.exists()
+    images = Numbered(100)
+    written, said = write(out, images)
+    assert out.read_bytes() == whole.read_bytes()
+    assert not out.with_name(f"{out.name}.partial").exists()
+    resumed.append(written.resumed)
+    assert resumed[-1] == 96
+    assert "96 of 100" in said[0]
+    assert images.asked[-4:] == [96, 97, 98, 99]
+    assert {name for name, _ in written.bad} == {"image 5", "image 42", "image 79"}  # known from earlier parts
+
+
+def test_killed_while_the_finished_file_is_put_in_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "f.npz"
+    monkeypatch.setattr(features, "_clear", lambda folder: None)  # as if killed just before
+    write(out, Numbered(50))
+    before = out.read_bytes()
+    monkeypatch.undo()
+    monkeypatch.setattr(features, "_PART", 16)
+    images = Numbered(50)
+    assert write(out, images)[0].resumed == 50
+    assert out.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [out]
+
+
+SCRIPT = """
+import sys, time
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+import torch
+torch.set_num_threads(1)
+from tests.embedding.samples import embedder
+from tests.embedding.test_features import Numbered
+from selfmask import features
+features._PART = 16
+class Slow(Numbered):
+    def load(self, i, *, near=None):
+        time.sleep(0.02 if near else 0)
+        return super().load(i, near=near)
+features.write_features(Path(sys.argv[2]), embedder(), Slow(200), batch_size=8)
+"""
+
+
+def test_kill_9_then_the_same_again_gives_the_identical_file(tmp_path: Path) -> None:
+    out, partial = tmp_path / "f.npz", tmp_path / "f.npz.partial"
+    here = str(Path(__file__).parents[2])
+    process = subprocess.Popen([sys.executable, "-c", SCRIPT, here, str(out)], cwd=here)
+    deadline = time.monotonic() + 60
+    while len(list(partial.glob("*-*.npz"))) < 3 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    os.kill(process.pid, signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    assert not out.exists()
+    written, _ = write(out, Numbered(200))
+    assert 48 <= written.resumed < 200
+    write(tmp_path / "whole.npz", Numbered(200))
+    assert out.read_bytes() == (tmp_path / "whole.npz").read_bytes()
+
+
+def test_a_torn_part_is_made_again(tmp_path: Path) -> None:
+    out = tmp_path / "f.npz"
+    with pytest.raises(KeyboardInterrupt):
+        write(out, Numbered(100, stop_at=90))
+    parts = sorted((tmp_path / "f.npz.partial").glob("*-*.npz"))
+    parts[2].write_bytes(parts[2].read_bytes()[:100])
+    assert write(out, Numbered(100))[0].resumed == 32
+    write(tmp_path / "whole.npz", Numbered(100))
+    assert out.read_bytes() == (tmp_path / "whole.npz").read_bytes()
+
+
+def test_other_input_starts_over_and_says_what_differs(tmp_path: Path) -> None:
+    out = tmp_path / "f.npz"
+    other_model = tiny()
+    with torch.no_grad():
+        other_model.stem.conv.weight[0, 0, 0, 0] += 0.01
+    other_size = Embedder("tiny", tiny(), features.dataclasses.replace(HOW, size=(40, 40)), 256)
+    cases = {
+        "model": (Numbered(100), Embedder("tiny", other_model, HOW, 256), 8),
+        "model, preprocessing": (Numbered(100), other_size, 8),
+        "images": (Numbered(99), embedder(), 8),
+        "images, pixels": (Numbered(100, side=17), embedder(), 8),
+        "batch size": (Numbered(100), embedder(), 16),
+    }
+    for case, (images, model, batch_size) in cases.items():
+        with pytest.raises(KeyboardInterrupt):
+            write(out, Numbered(100, stop_at=90))
+        foreign = tmp_path / "f.npz.partial" / "my notes.txt"
+        foreign.write_text("keep")
+        written, said = write(out, images, model, batch_size)
+        assert written.resumed == 0, case
+        assert f"other input ({case.partition(',')[0]})" in said[0]
+        assert foreign.read_text() == "keep"
+        foreign.unlink()
+        foreign.parent.rmdir()  # nothing of ours is left in it
+
+
+def test_what_stood_there_stays_until_the_new_file_is_whole(tmp_path: Path) -> None:
+    out = tmp_path / "f.npz"
+    out.write_text("old")
+    with pytest.raises(KeyboardInterrupt):
+        write(out, Numbered(100, stop_at=90))
+    assert out.read_text() == "old"
+    write(out, Numbered(100))
+    assert len(read(out)[0]) == 97
+
+
+def test_memory_does_not_grow_with_the_number_of_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import tracemalloc
+
+    class Blank(Images):
+        def __init__(self, count: int) -> None:
+            super().__init__([str(i) for i in range(count)])
+
+        def load(self, i: int, *, near: int | None = None) -> Tensor:
+            return torch.zeros(3, 4, 4, dtype=torch.uint8)
+
+    class Wide(torch.nn.Module):
+        def forward(self, images: Tensor) -> Tensor:
+            return images.mean((1, 2, 3))[:, None].repeat(1, 1000)
+
+    monkeypatch.setattr(features, "_PART", 256)
+    wide = Embedder("wide", Wide(), features.dataclasses.replace(HOW, size=(4, 4)), 1000)
+    peaks = []
+    for count in (1_000, 6_000):
+        tracemalloc.start()
+        write(tmp_path / "f.npz", Blank(count), wide, batch_size=128)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] - peaks[0] < 3_000_000  # of names and file names; the vectors alone are 20 MB more
+
+
+def test_bad_places_are_refused_before_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    images = Numbered(20)
+    (tmp_path / "folder.npz").mkdir()
+    (tmp_path / "file").touch()
+    for bad in ("f.csv", "f", "folder.npz", "file/f.npz"):
+        with pytest.raises(FeaturesWriteError):
+            write(tmp_path / bad, images)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(MissingExtraError, match=r"selfmask\[parquet\]"):
+        write(tmp_path / "f.parquet", images)
+
+
+def test_a_full_disk_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original, calls = os.fsync, []
+
+    def full(file: int) -> None:
+        calls.append(file)
+        if len(calls) == 4:
+            raise OSError(28, "No space left on device")
+        original(file)
+
+    monkeypatch.setattr(os, "fsync", full)
+    out = tmp_path / "f.npz"
+    with pytest.raises(FeaturesWriteError, match="No space left"):
+        write(out, Numbered(100))
+    assert not list((tmp_path / "f.npz.partial").glob("*.tmp"))
+    assert write(out, Numbered(100))[0].resumed == 32
+
+
+def test_nothing_but_bad_images_is_an_error(tmp_path: Path) -> None:
+    images = open_images(pictures(tmp_path / "photos", 3, bad=(0, 1, 2)))
+    with pytest.raises(EvaluationError, match="none of the 3"):
+        write(tmp_path / "f.npz", images)

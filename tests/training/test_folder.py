@@ -1,0 +1,119 @@
+"""The run folder: one writer, whole files, and plain words when something is wrong."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from selfmask.errors import RunBusyError, RunDamagedError, RunExistsError, RunMismatchError, RunWriteError
+from selfmask.training import RunFolder
+
+CONFIG = {"steps": 3, "views": {"size": 32, "scale": (0.1, 1.0)}}
+
+
+def open_run(path: Path, resume: bool = False, **changes: object) -> RunFolder:
+    return RunFolder(path, CONFIG | changes, resume=resume)
+
+
+def test_a_new_run_says_what_it_is(tmp_path: Path) -> None:
+    with open_run(tmp_path / "a" / "run") as folder:
+        assert json.loads((folder.path / "config.json").read_text())["steps"] == 3
+        assert json.loads((folder.path / "environment.json").read_text())["packages"]["torch"] in torch.__version__
+        assert folder.result is None
+
+
+def test_a_run_is_not_overwritten(tmp_path: Path) -> None:
+    open_run(tmp_path).close()
+    with pytest.raises(RunExistsError, match="--resume"):
+        open_run(tmp_path)
+
+
+def test_resuming_with_the_same_settings_is_fine_and_with_others_says_which(tmp_path: Path) -> None:
+    open_run(tmp_path).close()
+    open_run(tmp_path, resume=True).close()
+    with pytest.raises(RunMismatchError, match=r"views.size = 32[\s\S]*views.size = 64"):
+        open_run(tmp_path, resume=True, views={"size": 64, "scale": (0.1, 1.0)})
+
+
+def test_resuming_nothing_begins(tmp_path: Path) -> None:
+    """A run may have been killed before it wrote anything."""
+    open_run(tmp_path / "new", resume=True).close()
+    assert (tmp_path / "new" / "config.json").exists()
+
+
+def test_two_runs_of_one_process_cannot_share_a_folder(tmp_path: Path) -> None:
+    with open_run(tmp_path), pytest.raises(RunBusyError):
+        open_run(tmp_path, resume=True)
+    open_run(tmp_path, resume=True).close()
+
+
+def test_two_processes_cannot_share_a_folder_and_a_killed_one_frees_it(tmp_path: Path) -> None:
+    code = (
+        "import sys, time; from pathlib import Path; from selfmask.training import RunFolder\n"
+        "folder = RunFolder(Path(sys.argv[1]), {'steps': 3}, resume=True)\n"
+        "print('ready', flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "ready\n"
+        with pytest.raises(RunBusyError, match="another run"):
+            RunFolder(tmp_path, {"steps": 3}, resume=True)
+        other.kill()
+        other.wait()
+    RunFolder(tmp_path, {"steps": 3}, resume=True).close()
+
+
+def test_the_log_is_cut_back_to_the_checkpoint_and_survives_a_torn_line(tmp_path: Path) -> None:
+    with open_run(tmp_path) as folder:
+        for step in range(1, 6):
+            folder.log({"step": step, "loss": 1.5})
+        with (tmp_path / "log.jsonl").open("a") as file:
+            file.write('{"step": 6, "lo')
+        assert len(folder.read_log()) == 5
+        folder.forget_log_after(3)
+        assert [line["step"] for line in folder.read_log()] == [1, 2, 3]
+        folder.log({"step": 4, "loss": 1.0})
+        assert len(folder.read_log()) == 4
+
+
+def test_checkpoints_come_back_and_damaged_ones_are_named(tmp_path: Path) -> None:
+    with open_run(tmp_path) as folder:
+        assert folder.load_checkpoint("last") is None
+        folder.save_checkpoint("last", {"step": 7, "model": {"w": torch.arange(3)}})
+        loaded = folder.load_checkpoint("last")
+        assert loaded is not None
+        assert loaded["step"] == 7
+        assert torch.equal(loaded["model"]["w"], torch.arange(3))
+        file = tmp_path / "checkpoints" / "last.pt"
+        file.write_bytes(file.read_bytes()[:100])
+        with pytest.raises(RunDamagedError, match=r"last.pt"):
+            folder.load_checkpoint("last")
+
+
+def test_a_checkpoint_runs_no_code(tmp_path: Path) -> None:
+    class Evil:
+        def __reduce__(self) -> tuple[object, tuple[str]]:
+            return print, ("ran",)
+
+    with open_run(tmp_path) as folder:
+        (tmp_path / "checkpoints").mkdir()
+        torch.save({"step": Evil()}, tmp_path / "checkpoints" / "last.pt")
+        with pytest.raises(RunDamagedError):
+            folder.load_checkpoint("last")
+
+
+def test_a_damaged_config_is_named(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(RunDamagedError, match=r"config.json"):
+        open_run(tmp_path, resume=True)
+
+
+def test_a_file_where_the_folder_should_be(tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("")
+    with pytest.raises(RunWriteError, match="cannot write"):
+        open_run(tmp_path / "run")

@@ -1,0 +1,188 @@
+"""The loop: against a plain one written out here, and to the bit after every kind of interruption."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from selfmask import adapt, get_masked_model
+from selfmask.adaptation import AdaptResult
+from selfmask.data import ImageStore, open_images
+from selfmask.data.views import MultiCrop
+from selfmask.errors import ConfigError, InterruptedRunError
+from selfmask.objectives import SwAV
+from selfmask.training import LoopConfig, ParameterGroup, Processes, Steps, train
+from selfmask.training.display import QuietDisplay
+from selfmask.training.schedule import cosine
+from selfmask.training.seeds import derive
+
+from .small import HOW, Clothes, config, network
+
+
+class Stopper(QuietDisplay):
+    """Presses Ctrl-C when a step has been logged."""
+
+    def __init__(self, step: int, number: int = signal.SIGINT) -> None:
+        self.step, self.number = step, number
+
+    def line(self, line: Mapping[str, Any]) -> None:
+        if line["step"] == self.step:
+            os.kill(os.getpid(), self.number)
+
+
+def run(out: Path, resume: bool = False, display: QuietDisplay | None = None, **changes: Any) -> AdaptResult:
+    base = network(dropout=0.1)
+    return adapt(
+        base, Clothes(), config(**changes), out=out, resume=resume, preprocessing=HOW, display=display or QuietDisplay()
+    )
+
+
+def same(one: Path, other: Path) -> bool:
+    return (one / "mask.smn").read_bytes() == (other / "mask.smn").read_bytes()
+
+
+def test_it_does_what_a_plain_loop_does() -> None:
+    """The same steps written out: gradients, schedule, frozen prototypes, queue."""
+    settings = config(steps=8)
+    store = ImageStore(open_images(Clothes()), side=32)
+    processes = Processes()
+
+    def parts() -> tuple[Any, SwAV, Steps]:
+        masked = get_masked_model(network(), settings.mask)
+        objective = SwAV(16, settings.swav, seed=1)
+        views = MultiCrop(settings.views, HOW)
+        return masked, objective, Steps(store, views, batch_size=8, seed=0, processes=processes)
+
+    masked, objective, batches = parts()
+    groups = [
+        ParameterGroup(list(masked.scores.parameters()), 300.0),
+        ParameterGroup(list(objective.parameters()), 0.15, 1e-6),
+    ]
+    train(masked, objective, groups, batches, LoopConfig(steps=8), None, processes)
+
+    plain, heads, batches = parts()
+    plain.train()
+    momentum: dict[nn.Parameter, torch.Tensor] = {}
+    for step in range(8):
+        heads.before_step()
+        loss, _ = heads.loss(plain, batches[step], step / 8)
+        parameters = [*plain.scores.parameters(), *heads.parameters()]
+        gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
+        rate = cosine((step + 0.5) / 8)
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            if parameter is heads.prototypes.weight and step / 8 < settings.swav.freeze_prototypes:
+                continue
+            assert gradient is not None
+            is_score = any(parameter is score for score in plain.scores.parameters())
+            if not is_score:
+                gradient = gradient + 1e-6 * parameter.detach()
+            old = momentum.get(parameter)
+            momentum[parameter] = gradient if old is None else 0.9 * old + gradient
+            with torch.no_grad():
+                parameter -= (300.0 if is_score else 0.15) * rate * momentum[parameter]
+    for (name, mine), theirs in zip(masked.scores.items(), plain.scores.values(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4, msg=name)
+    torch.testing.assert_close(objective.state_dict(), heads.state_dict(), rtol=1e-4, atol=1e-5)
+    assert masked.sparsity()["total"] < 1
+
+
+def test_accumulating_gradients_adds_them_up() -> None:
+    """With a loss that is a mean over images, parts of a batch give the gradient of the whole."""
+    from selfmask.objectives.supervised import Supervised
+
+    weights = []
+    for accumulate in (1, 4):
+        store, processes = ImageStore(open_images(Clothes()), side=32), Processes()
+        views = MultiCrop(config().views, HOW)
+        batches = Steps(store, views, batch_size=8, seed=0, processes=processes, with_labels=True)
+        model, objective = network(norm=False), Supervised(16, 10)
+        groups = [ParameterGroup([*model.parameters(), *objective.parameters()], 0.1)]
+        train(model, objective, groups, batches, LoopConfig(steps=4, accumulate=accumulate), None, processes)
+        weights.append(model[0].weight)
+    torch.testing.assert_close(weights[0], weights[1])
+
+
+def test_two_runs_are_the_same_and_another_seed_is_not(tmp_path: Path) -> None:
+    first, second, other = (run(tmp_path / name, seed=seed) for name, seed in (("a", 0), ("b", 0), ("c", 1)))
+    assert same(tmp_path / "a", tmp_path / "b")
+    assert [line["loss"] for line in first.log] == [line["loss"] for line in second.log]
+    assert not same(tmp_path / "a", tmp_path / "c")
+    assert other.result["active"] < 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("step", [1, 4, 6, 11])
+def test_ctrl_c_saves_and_the_resumed_run_ends_in_the_same_bits(tmp_path: Path, step: int, number: int) -> None:
+    run(tmp_path / "whole")
+    with pytest.raises(InterruptedRunError, match=rf"after step {step} of 12[\s\S]*--resume"):
+        run(tmp_path / "cut", display=Stopper(step, number))
+    assert not (tmp_path / "cut" / "result.json").exists()
+    resumed = run(tmp_path / "cut", resume=True)
+    assert same(tmp_path / "whole", tmp_path / "cut")
+    assert [line["step"] for line in resumed.log] == list(range(1, 13))
+
+
+def test_ctrl_c_at_the_last_step_finishes(tmp_path: Path) -> None:
+    assert run(tmp_path / "run", display=Stopper(12)).result["steps"] == 12
+
+
+def test_a_crash_between_checkpoints_goes_back_to_the_last_one(tmp_path: Path) -> None:
+    class Crash(QuietDisplay):
+        def line(self, line: Mapping[str, Any]) -> None:
+            if line["step"] == 8:
+                raise RuntimeError("power cut")
+
+    run(tmp_path / "whole")
+    with pytest.raises(RuntimeError, match="power cut"):
+        run(tmp_path / "cut", display=Crash())
+    run(tmp_path / "cut", resume=True)
+    assert same(tmp_path / "whole", tmp_path / "cut")
+
+
+def test_a_finished_run_resumes_to_itself(tmp_path: Path) -> None:
+    run(tmp_path / "run")
+    before = (tmp_path / "run" / "mask.smn").read_bytes()
+    run(tmp_path / "run", resume=True)
+    assert (tmp_path / "run" / "mask.smn").read_bytes() == before
+
+
+def test_signals_are_handed_back(tmp_path: Path) -> None:
+    before = signal.getsignal(signal.SIGINT)
+    run(tmp_path / "run")
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_it_runs_in_a_thread(tmp_path: Path) -> None:
+    """Notebooks and servers train in threads, where signals cannot be handled."""
+    results: list[AdaptResult] = []
+    thread = threading.Thread(target=lambda: results.append(run(tmp_path / "run")))
+    thread.start()
+    thread.join()
+    assert results[0].result["steps"] == 12
+
+
+def test_the_log_tells_how_many_weights_flipped(tmp_path: Path) -> None:
+    log = run(tmp_path / "run").log
+    total = 3 * 8 * 9 + 8 * 16 * 9
+    assert all(0 <= line["flips"] <= total for line in log)
+    off = round((1 - log[-1]["active"]) * total)
+    assert 0 < off <= sum(line["flips"] for line in log)
+
+
+@pytest.mark.parametrize("wrong", [{"steps": 0}, {"steps": 5, "accumulate": 0}, {"steps": 5, "checkpoint_every": 15}])
+def test_settings_that_cannot_work_are_refused(wrong: dict[str, int]) -> None:
+    with pytest.raises(ConfigError):
+        LoopConfig(**wrong)
+
+
+def test_seeds_differ_by_use() -> None:
+    seeds = {derive(seed, use, step) for seed in range(3) for use in ("views", "order") for step in range(50)}
+    assert len(seeds) == 300
