@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -24,13 +25,15 @@ from selfmask import AdaptConfig, get_masked_model
 from selfmask.data import ImageStore, open_images
 from selfmask.data.views import MultiCrop, ViewsConfig
 from selfmask.embedding import embed
+from selfmask.features import write_features
+from selfmask.loading import load_embedder
 from selfmask.maskfile import Preprocessing
 from selfmask.objectives import SwAV
 from selfmask.training import LoopConfig, ParameterGroup, Processes, Steps, train
 
 from . import views as view_rows
 from .__main__ import as_table
-from .common import BATCH, Row, timed
+from .common import BATCH, Row, peak_memory, timed
 from .views import pil_pipeline
 
 SIZE, ROUNDS, STEPS = 64, 5, 6
@@ -42,6 +45,7 @@ VIEWS = ViewsConfig(size=SIZE)
 def main() -> int:
     console = Console(width=150)
     rows = [*view_rows.rows(), *step_rows("resnet18"), *embed_rows("resnet18"), *embed_rows("resnet50")]
+    rows += memory_rows()
     console.print(as_table(rows))
     return 0 if all(row.holds for row in rows) else 1
 
@@ -191,6 +195,42 @@ def embed_rows(name: str, number: int = 192) -> list[Row]:
         return [timed(label, ours, other, 1 / 0.95, repeats=5)]
 
 
+class Many(Dataset[Tensor]):
+    """The bundled pictures, over and over."""
+
+    def __init__(self, number: int) -> None:
+        self.images, self.number = open_images("selfmask/fashion"), number
+
+    def __len__(self) -> int:
+        return self.number
+
+    def __getitem__(self, index: int) -> Tensor:
+        return self.images[index % len(self.images)]
+
+
+def memory_rows() -> list[Row]:
+    """Peak memory of `embed` must not grow with the number of images; each in a process of its own."""
+    numbers = 100_000, 10_000
+    peaks = [
+        int(
+            subprocess.run(
+                [sys.executable, "-m", "benchmarks.adapting", str(n)], capture_output=True, check=True
+            ).stdout
+        )
+        for n in numbers
+    ]
+    label = "selfmask/tiny: peak memory of embedding {:,} / {:,} images".format(*numbers)
+    return [Row(label, *(f"{peak / 2**20:.0f} MB" for peak in peaks), peaks[0] / peaks[1], 1.1)]
+
+
+def embed_many(number: int) -> int:
+    with tempfile.TemporaryDirectory() as folder:
+        write_features(
+            Path(folder) / "x.npz", load_embedder("selfmask/tiny"), open_images(Many(number)), batch_size=256
+        )
+    return peak_memory()
+
+
 def photographs(folder: Path, number: int) -> list[Path]:
     both = [Image.fromarray(image) for image in load_sample_images().images]
     paths = []
@@ -202,4 +242,7 @@ def photographs(folder: Path, number: int) -> list[Path]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    if len(sys.argv) > 1:
+        print(embed_many(int(sys.argv[1])))
+    else:
+        sys.exit(main())

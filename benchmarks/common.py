@@ -8,6 +8,7 @@ import statistics
 import time
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 
 import timm
 import torch
@@ -62,6 +63,12 @@ def as_row(what: str, measured: list[tuple[float, float]], limit: float | None) 
     mine, theirs = (statistics.median(column) for column in zip(*measured, strict=True))
     ratio = statistics.median(a / b for a, b in measured)
     return Row(what, f"{mine * 1e3:.1f} ms", f"{theirs * 1e3:.1f} ms", ratio, limit)
+
+
+def peak_memory() -> int:
+    """The most memory this process ever held, in bytes; not ru_maxrss, which starts from what the parent had."""
+    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return int(status["VmHWM"].split()[0]) * 1024
 
 
 @cache

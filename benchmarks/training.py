@@ -6,7 +6,6 @@ import copy
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import timm
 import torch
@@ -14,7 +13,7 @@ from torch import nn
 
 from selfmask import MaskConfig, get_masked_model
 
-from .common import BATCH, SIZE, Row, as_row, pairs
+from .common import BATCH, SIZE, Row, as_row, pairs, peak_memory
 
 STEPS_FOR_MEMORY = 4
 ROUNDS = 5
@@ -31,7 +30,7 @@ def rows(name: str) -> list[Row]:
             measured += pairs(ours, other, repeats=8 // passes)
         label = "masked / full training step" + (", two forward passes" if passes == 2 else "")
         result.append(as_row(f"{name}: {label}", measured, limit))
-    mine, theirs = peak_memory(name, "masked"), peak_memory(name, "full")
+    mine, theirs = peak_of(name, "masked"), peak_of(name, "full")
     megabytes = f"{mine / 2**20:.0f} MB", f"{theirs / 2**20:.0f} MB"
     result.append(Row(f"{name}: masked / full peak memory", *megabytes, mine / theirs, 1.15))
     return result
@@ -56,7 +55,7 @@ def step(kind: str, model: nn.Module, passes: int) -> Callable[[], None]:
     return run
 
 
-def peak_memory(name: str, kind: str) -> int:
+def peak_of(name: str, kind: str) -> int:
     command = [sys.executable, "-m", "benchmarks.training", name, kind]
     return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
@@ -65,6 +64,4 @@ if __name__ == "__main__":
     run = step(sys.argv[2], timm.create_model(sys.argv[1], num_classes=0), passes=1)
     for _ in range(STEPS_FOR_MEMORY):
         run()
-    # Not ru_maxrss, which starts from what the parent process had.
-    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    print(int(status["VmHWM"].split()[0]) * 1024)
+    print(peak_memory())

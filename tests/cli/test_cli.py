@@ -69,17 +69,11 @@ def test_damage_is_seen_without_the_base(mask_file: Path) -> None:
 def test_help_names_every_verb() -> None:
     result = run("--help")
     assert result.returncode == 0
-    assert "inspect" in result.stdout
-    assert "demo" in result.stdout
+    for verb in ("adapt", "embed", "evaluate", "inspect", "backbones", "demo", "pretrain"):
+        assert verb in result.stdout
 
 
-def test_demo_learns_by_masking_alone(tmp_path: Path) -> None:
-    result = run("demo", "--picture", "demo.svg", cwd=tmp_path)
-    assert result.returncode == 0, result.stderr
-    assert "outputs identical" in result.stdout
-    line = next(line for line in result.stdout.splitlines() if line.startswith("test accuracy"))
-    before, after, _ = (float(word.rstrip("%,")) for word in line.split() if word.rstrip(",").endswith("%"))
-    assert after > before + 50
-    assert (tmp_path / "runs/demo/mask.smn").stat().st_size < 40_000
-    picture = (tmp_path / "demo.svg").read_text()
-    assert "url(" not in picture.replace("url(#", "")  # nothing is loaded from the network
+def test_help_comes_at_once() -> None:
+    """Nothing of torch is imported for it."""
+    code = "import sys, selfmask.cli; sys.exit(any(name in sys.modules for name in ('torch', 'timm', 'matplotlib')))"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -8,7 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from architectures import (
+from torch import nn
+
+from selfmask import MaskConfig, MaskedModel, get_masked_model
+
+from .architectures import (
     ARCHITECTURES,
     as_tensor,
     assert_gradients_close,
@@ -23,9 +27,6 @@ from architectures import (
     score_gradients,
     state_of,
 )
-from torch import nn
-
-from selfmask import MaskConfig, MaskedModel, get_masked_model
 
 RULES = {
     "threshold": MaskConfig(rule="threshold"),

@@ -15,7 +15,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from architectures import (
+from torch import Tensor, nn
+
+import selfmask.masking.model
+from selfmask import MaskConfig, MaskedModel, get_masked_model
+from selfmask.errors import ConfigError, NotAMaskFileError, SelfmaskError, UnknownMaskError, WrongBaseError
+
+from .architectures import (
     assert_gradients_close,
     assert_same_state,
     base_of,
@@ -29,11 +35,6 @@ from architectures import (
     score_gradients,
     state_of,
 )
-from torch import Tensor, nn
-
-import selfmask.masking.model
-from selfmask import MaskConfig, MaskedModel, get_masked_model
-from selfmask.errors import ConfigError, NotAMaskFileError, SelfmaskError, UnknownMaskError, WrongBaseError
 
 
 def images(seed: int = 0, n: int = 8) -> Tensor:

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from architectures import assert_same_state, digits_base, perturb_scores, state_of
 from torch import Tensor, nn
 from torch.optim.swa_utils import update_bn
 
 from selfmask import MaskConfig, MaskedModel, get_masked_model
 from selfmask.errors import ConfigError, SelfmaskError, WrongBaseError
+
+from .architectures import assert_same_state, digits_base, perturb_scores, state_of
 
 
 def batches(n: int = 4, seed: int = 0, size: int = 16) -> list[Tensor]:

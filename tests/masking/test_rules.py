@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from architectures import named_scores, perturb_scores
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -15,6 +14,8 @@ from torch import Tensor, nn
 
 from selfmask import MaskConfig, MaskedModel, get_masked_model
 from selfmask.errors import ConfigError
+
+from .architectures import named_scores, perturb_scores
 
 quick = settings(max_examples=60, deadline=None, derandomize=True)
 

@@ -8,12 +8,21 @@ from pathlib import Path
 
 import pytest
 import torch
-from architectures import ARCHITECTURES, base_of, digits_base, named_scores, perturb_scores, score_gradients, timm_model
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from selfmask import MaskConfig, MaskedModel, get_masked_model
 from selfmask.errors import ConfigError, SelectionError
+
+from .architectures import (
+    ARCHITECTURES,
+    base_of,
+    digits_base,
+    named_scores,
+    perturb_scores,
+    score_gradients,
+    timm_model,
+)
 
 
 def selected(model: nn.Module, select: str | list[str] = "auto", exclude: list[str] | None = None) -> list[str]:

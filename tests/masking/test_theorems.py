@@ -13,7 +13,6 @@ import functools
 import numpy as np
 import pytest
 import torch
-from architectures import digits_base
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.datasets import load_digits
@@ -21,6 +20,8 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from selfmask import MaskConfig, get_masked_model
+
+from .architectures import digits_base
 
 STEPS, BATCH, LR = 25, 32, 40.0
 few_examples = settings(max_examples=8, deadline=None, derandomize=True)

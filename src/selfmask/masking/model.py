@@ -217,6 +217,9 @@ class MaskedModel(nn.Module):
         masked = cls(model)
         masked.load_mask(path, DEFAULT, relative_to=relative_to)
         masked.config = masked._config(DEFAULT)
+        learned = masked._packed[DEFAULT]
+        masked.base_name = learned.base_name or masked.base_name
+        masked.preprocessing = learned.preprocessing or masked.preprocessing
         if is_trainable:
             masked._make_trainable()
         masked.set_mask(DEFAULT)

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 _PLAIN_EVERY = 10.0  # seconds between plain lines
 
@@ -41,51 +41,54 @@ class QuietDisplay:
 
 
 class ConsoleDisplay:
-    """Step, loss against ln K, active share, flips, speed and time left."""
+    """Step, loss against ln K, active share, flips, speed and time left; a bar that is drawn over in a terminal."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
         self._bar: Progress | None = None
-        self._task = TaskID(0)
-        self._steps = self._last = self._first_step = 0
-        self._started = self._said = 0.0
+        self._steps = 0
+        self._first: tuple[int, float] | None = None  # the first step that was reported, and when
+        self._said = 0.0
 
     @contextmanager
     def decoding(self, total: int) -> Iterator[Count | None]:
-        with self._progress("decoding images") as progress:
-            task = progress.add_task("", total=total)
-            yield lambda done, _: progress.update(task, completed=done)
+        if not self.console.is_terminal:
+            yield None
+            return
+        with self._progress("decoding images", total) as bar:
+            yield lambda done, _: bar.update(bar.task_ids[0], completed=done)
 
     @contextmanager
     def training(self, steps: int) -> Iterator[None]:
-        self._steps, self._started, self._said = steps, time.monotonic(), time.monotonic()
-        self._first_step = -1
-        with self._progress("adapting") as self._bar:
-            self._task = self._bar.add_task("", total=steps)
+        self._steps, self._first, self._said = steps, None, time.monotonic()
+        if not self.console.is_terminal:
+            yield
+            return
+        with self._progress("training", steps) as self._bar:
             yield
         self._bar = None
+
+    def _progress(self, what: str, total: int) -> Progress:
+        columns = (TextColumn(what), BarColumn(24), MofNCompleteColumn(), TimeRemainingColumn(compact=True))
+        bar = Progress(*columns, TextColumn("{task.description}"), console=self.console, transient=True)
+        bar.add_task("", total=total)
+        return bar
 
     def say(self, text: str) -> None:
         self.console.print(text, highlight=False)
 
-    def _progress(self, what: str) -> Progress:
-        columns = (TextColumn(what), BarColumn(24), MofNCompleteColumn(), TimeRemainingColumn(compact=True))
-        return Progress(*columns, TextColumn("{task.description}"), console=self.console, transient=True)
-
     def line(self, line: Mapping[str, Any]) -> None:
-        text = describe(line)
-        if self.console.is_terminal and self._bar is not None:
-            self._bar.update(self._task, completed=line["step"], description=text)
+        text, step, now = describe(line), line["step"], time.monotonic()
+        if self._bar is not None:
+            self._bar.update(self._bar.task_ids[0], completed=step, description=text)
             return
-        now = time.monotonic()
-        if self._first_step < 0:
-            self._first_step, self._started = line["step"], now
-        if now - self._said < _PLAIN_EVERY and line["step"] < self._steps:
+        self._first = self._first or (step, now)
+        if now - self._said < _PLAIN_EVERY and step < self._steps:
             return
         self._said = now
-        done = line["step"] - self._first_step
-        left = (now - self._started) / done * (self._steps - line["step"]) if done else 0
-        self.console.print(f"step {line['step']}/{self._steps}  {text}  {left:.0f} s left", highlight=False)
+        first, start = self._first
+        left = f"  {(now - start) / (step - first) * (self._steps - step):.0f} s left" if step > first else ""
+        self.say(f"step {step}/{self._steps}  {text}{left}")
 
 
 def describe(line: Mapping[str, Any]) -> str:

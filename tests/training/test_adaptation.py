@@ -28,7 +28,7 @@ from selfmask.errors import (
 )
 from selfmask.outcome import Labelled
 
-from .training.small import HOW, Clothes, config, network
+from .small import HOW, Clothes, config, network
 
 
 def run(images: Any, out: Path | None = None, model: nn.Module | None = None, **options: Any) -> AdaptResult:

@@ -1,0 +1,118 @@
+"""`adapt`, `embed`, `evaluate` and `demo` as a user meets them: in processes of their own, on real pictures."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from selfmask.data import open_images
+
+SELFMASK = str(Path(sys.executable).with_name("selfmask"))
+TINY = ("--backbone", "selfmask/tiny", "--batch-size", "8")
+
+
+def run(cwd: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([SELFMASK, *arguments], capture_output=True, text=True, cwd=cwd)
+
+
+def save_clothes(folder: Path, number: int) -> None:
+    """Pictures of clothes, sorted into folders by class."""
+    images = open_images("selfmask/fashion")
+    assert images.labels is not None
+    for index in range(number):
+        file = folder / str(images.labels[index]) / f"{index}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(images[index].permute(1, 2, 0).numpy()).save(file)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with pictures in `photos` and a finished run in `runs/photos`."""
+    folder = tmp_path_factory.mktemp("place")
+    save_clothes(folder / "photos", 60)
+    done = run(folder, "adapt", "photos", *TINY, "--steps", "2", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["images"] == 60  # nothing but JSON on standard output
+    return folder
+
+
+def test_adapt_leaves_a_mask_that_embed_and_evaluate_use(place: Path) -> None:
+    assert json.loads((place / "runs/photos/config.json").read_text())["preset"] == "reference"
+    done = run(place, "embed", "runs/photos", "photos", "--out", "photos.npz")
+    assert done.returncode == 0, done.stderr
+    vectors = np.load(place / "photos.npz")["vectors"]
+    assert vectors.shape == (60, 256)
+    done = run(place, "evaluate", "runs/photos/mask.smn", "--data", "photos", "--json")
+    assert done.returncode == 0, done.stderr
+    numbers = json.loads(done.stdout)
+    assert 0.3 < numbers["knn_before"] <= 1
+    assert 0 <= numbers["knn_after"] <= 1
+
+
+def test_a_run_is_neither_overwritten_nor_resumed_with_other_settings(place: Path) -> None:
+    again = run(place, "adapt", "photos", *TINY, "--steps", "2")
+    assert again.returncode == 2
+    assert "--resume" in again.stderr
+    other = run(place, "adapt", "photos", *TINY, "--steps", "3", "--resume")
+    assert other.returncode == 2
+    assert "adapt.steps = 3" in other.stderr
+    same = run(place, "adapt", "photos", *TINY, "--steps", "2", "--resume")
+    assert same.returncode == 0, same.stderr
+    assert "report.html" in same.stdout
+
+
+def test_ctrl_c_saves_and_says_how_to_go_on(place: Path) -> None:
+    command = [SELFMASK, "adapt", "photos", *TINY, "--steps", "500", "--out", "runs/cut"]
+    with subprocess.Popen(command, cwd=place, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+        for _ in range(600):
+            if (place / "runs/cut/log.jsonl").exists():
+                break
+            time.sleep(0.1)
+        second = run(place, "adapt", "photos", *TINY, "--steps", "500", "--out", "runs/cut", "--resume")
+        child.send_signal(signal.SIGINT)
+        _, errors = child.communicate(timeout=60)
+    assert second.returncode == 2
+    assert "another run is writing" in second.stderr
+    assert child.returncode == 130
+    assert "--resume" in errors
+    assert "Traceback" not in errors
+    assert (place / "runs/cut/checkpoints/last.pt").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("adapt", "nowhere", *TINY), "nowhere"),
+        (("adapt", "photos", "--backbone", "resnet5O"), "resnet50"),
+        (("adapt", "photos", "--backbone", "selfmask/tiny", "--steps", "1", "--out", "runs/x"), "--batch-size"),
+        (("adapt", "photos", *TINY, "--steps", "1", "--epochs", "1"), "not both"),
+        (("embed", "nothing-like-this", "photos"), "no run folder"),
+    ],
+)
+def test_mistakes_are_told_with_the_remedy(place: Path, arguments: tuple[str, ...], words: str) -> None:
+    done = run(place, *arguments)
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_demo_measures_before_and_after(tmp_path: Path) -> None:
+    done = run(tmp_path, "demo", "--steps", "2", "--picture", "demo.svg")
+    assert done.returncode == 0, done.stderr
+    result = json.loads((tmp_path / "runs/demo/result.json").read_text())
+    wanted = {"knn_before", "knn_after", "probe_before", "probe_after", "mask_bytes", "base_bytes", "seconds", "seed"}
+    assert wanted <= set(result)
+    assert result["knn_before"] > 0.7  # the bundled backbone is a real one
+    assert result["mask_bytes"] < result["base_bytes"] / 20
+    assert "k-NN accuracy" in done.stdout
+    assert "url(" not in (tmp_path / "demo.svg").read_text().replace("url(#", "")  # nothing is loaded from elsewhere
+    again = run(tmp_path, "demo", "--steps", "2", "--json")
+    assert json.loads(again.stdout)["knn_after"] == result["knn_after"]

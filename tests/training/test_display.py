@@ -1,0 +1,42 @@
+"""What the user sees: a bar in a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import io
+
+from rich.console import Console
+
+from selfmask.training.display import ConsoleDisplay, describe
+
+LINE = {"loss": 4.5, "ln_k": 6.215, "active": 0.9876, "flips": 12.4, "images_per_second": 345.6}
+
+
+def test_a_line_names_what_matters() -> None:
+    text = describe(LINE)
+    assert text == "loss 4.500 (ln K 6.21)  active 98.76%  12 flips/step  346 images/s"
+    assert "quality 0.700" in describe(LINE | {"quality": 0.7})
+
+
+def test_without_a_terminal_the_last_step_is_a_plain_line() -> None:
+    out = io.StringIO()
+    display = ConsoleDisplay(Console(file=out, width=120))
+    with display.training(20):
+        for step in (10, 20):
+            display.line(LINE | {"step": step})
+    assert out.getvalue().startswith("step 20/20  loss 4.500")
+    assert out.getvalue().count("\n") == 1
+    assert "\x1b" not in out.getvalue()
+
+
+def test_in_a_terminal_one_bar_moves_and_is_gone_at_the_end() -> None:
+    out = io.StringIO()
+    display = ConsoleDisplay(Console(file=out, force_terminal=True, width=140))
+    with display.decoding(5) as count:
+        assert count is not None
+        count(3, 5)
+    with display.training(20):
+        display.line(LINE | {"step": 10})
+        assert display._bar is not None
+        display._bar.refresh()
+    assert "10/20" in out.getvalue()
+    assert "loss 4.500" in out.getvalue()
