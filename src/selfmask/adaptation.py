@@ -5,26 +5,28 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import Dataset
 
 from .data import Images, ImageStore, open_images
-from .data.views import MultiCrop
-from .errors import ConfigError, NotABackboneError, TooFewImagesError
+from .data.views import MultiCrop, ViewsConfig
+from .errors import ConfigError, InterruptedRunError, TooFewImagesError, TooManyBadImagesError
+from .fitting import features_of, small_side
 from .maskfile import Preprocessing
 from .masking import MaskedModel, get_masked_model
 from .objectives import SwAV
-from .outcome import Labelled, finish
+from .outcome import Labelled, check_labels, finish
 from .presets import AdaptConfig
-from .training import ParameterGroup, Processes, RunFolder, Steps, train
+from .training import ParameterGroup, Processes, RunFolder, Steps, open_folder, train
 from .training.display import Display, QuietDisplay
 from .training.seeds import derive
 from .training.trackers import Trackers
@@ -71,21 +73,19 @@ def adapt(
     labelled: images to measure with at the end, before and after.
     """
     config = config or AdaptConfig.preset("reference")
+    config.loop(1)  # what cannot work is said before the work
+    check_labels(labelled)
     processes, display, start = Processes(), display or QuietDisplay(), time.perf_counter()
     masked = get_masked_model(model, config.mask)
     masked.preprocessing = how = _preprocessing(masked, preprocessing, config.size)
-    store = _store(images, how, max_bad, display)
-    batches = _batches(store, how, config, processes)
-    steps = config.number_of_steps(batches.per_epoch)
-    described = {
-        **{"backbone": masked.base_name, "weights": None, "images": None, "size": how.size[0], **(about or {})},
-        **{"steps": steps, "data": fingerprint(store), "adapt": config.to_dict()},
-    }
-    masked.base_name = described["backbone"]
+    masked.base_name = (about or {}).get("backbone", masked.base_name)
     masked.to(processes.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     objective = SwAV(
-        features_of(masked, how), config.swav, large_crops=config.views.large, seed=derive(config.seed, "heads")
+        *(features_of(masked, how.size[0]), config.swav),
+        large_crops=config.views.large,
+        seed=derive(config.seed, "heads"),
     ).to(processes.device)
+    views = _views(masked, config.views, how, display)
     groups = [
         ParameterGroup(list(masked.scores.parameters()), config.score_lr),
         ParameterGroup(list(objective.parameters()), config.head_lr, config.head_weight_decay),
@@ -94,29 +94,68 @@ def adapt(
     log: list[dict[str, Any]] = []
     with (
         tempfile.TemporaryDirectory() if out is None else nullcontext(str(out)) as place,
-        open_folder(Path(place), described, resume, processes) as folder,
+        open_folder(Path(place), resume, processes) as folder,
+        Trackers(config.track, Path(place) if folder else None) as trackers,
     ):
-        trackers = Trackers(config.track, Path(place) if processes.is_main else None, described)
-        with display.training(steps), trackers:
-            reports = [display.line, trackers.line]
-            train(masked, objective, groups, batches, config.loop(steps), folder, processes, reports)
+        store = _store(images, how, max_bad, display, folder)
+        batches = Steps(store, views, batch_size=config.batch_size, seed=config.seed, processes=processes)
+        steps = config.number_of_steps(batches.per_epoch)
+        deciding = {
+            **{"backbone": masked.base_name, "weights": None, "size": how.size[0], **(about or {})},
+            **{"base": masked.pack().fingerprint[:16], "data": fingerprint(store), "steps": steps},
+            **{"processes": processes.count, "adapt": config.to_dict()},
+        }
+        processes.from_main(lambda: folder.begin(deciding) if folder else None)
+        before = time.perf_counter()
+        try:
+            with display.training(steps):
+                reports = [display.line, trackers.line]
+                train(masked, objective, groups, batches, config.loop(steps), folder, processes, reports)
+        except InterruptedRunError as error:
+            if out is not None:
+                raise
+            raise InterruptedRunError("stopped, and nothing is kept", todo="give a run folder: out=") from error
+        outside = start + time.perf_counter() - before
         masked.eval()
         if folder is not None:
-            display.say("measuring, and writing the report")
-            numbers = {"steps": steps, "seed": config.seed, "seconds": time.perf_counter() - start}
-            result, log = finish(masked, how, store, folder, numbers, labelled), folder.read_log()
+            if (result := folder.result or {}) == {}:
+                display.say("measuring, and writing the report")
+                numbers = {"steps": steps, "seed": config.seed, "images": len(store) - len(store.bad)}
+                result = finish(masked, how, store, folder, numbers, labelled, outside, with_report=out is not None)
+            log = folder.read_log()
     return AdaptResult(masked, result, log, None if out is None else Path(out))
 
 
 def _preprocessing(masked: MaskedModel, given: Preprocessing | None, size: int | None) -> Preprocessing:
     how = given or masked.preprocessing or IMAGENET
-    return how if size is None else dataclasses.replace(how, size=(size, size))
+    how = how if size is None else dataclasses.replace(how, size=(size, size))
+    if how.size[0] != how.size[1]:
+        raise ConfigError("views are square", expected="one size", found=how.size, todo="give a size: --size")
+    return how
 
 
-def _store(images: Any, how: Preprocessing, max_bad: float, display: Display) -> ImageStore:
+def _views(masked: MaskedModel, views: ViewsConfig, how: Preprocessing, display: Display) -> MultiCrop:
+    """The views at the backbone's size; small ones in the same proportion, as far as the backbone takes that."""
+    assert views.small_size is not None
+    size = how.size[0]
+    small = math.ceil(size * views.small_size / views.size / 8) * 8
+    if views.small and (taken := small_side(masked, small, size)) != small:
+        display.say(f"small views have {taken} instead of {small} pixels a side: the backbone takes no others")
+        small = taken
+    return MultiCrop(dataclasses.replace(views, size=size, small_size=small), how)
+
+
+def _store(images: Any, how: Preprocessing, max_bad: float, display: Display, folder: RunFolder | None) -> ImageStore:
     opened = open_images(images)
-    with display.decoding(len(opened)) as progress:
-        store = ImageStore(opened, side=_CACHE_SIDE * max(how.size), max_bad=max_bad, progress=progress)
+    try:
+        with display.decoding(len(opened)) as progress:
+            store = ImageStore(opened, side=_CACHE_SIDE * max(how.size), max_bad=max_bad, progress=progress)
+    except TooManyBadImagesError as error:
+        if folder is not None:
+            folder.write_json("bad_images.json", dict(error.bad))
+        raise
+    if folder is not None and store.bad:
+        folder.write_json("bad_images.json", dict(store.bad))
     if len(store) < 2 or _all_alike(store):
         raise TooFewImagesError(
             "there is nothing to tell apart in these images",
@@ -132,53 +171,9 @@ def _all_alike(store: ImageStore) -> bool:
     return all(torch.equal(first, store[i]) for i in range(1, len(store)))
 
 
-def _batches(store: ImageStore, how: Preprocessing, config: AdaptConfig, processes: Processes) -> Steps:
-    if how.size[0] != how.size[1]:
-        raise ConfigError("views are square", expected="one size", found=how.size, todo="give a size: --size")
-    views = MultiCrop(dataclasses.replace(config.views, size=how.size[0], small_size=None), how)
-    return Steps(store, views, batch_size=config.batch_size, seed=config.seed, processes=processes)
-
-
-def features_of(model: nn.Module, how: Preprocessing) -> int:
-    """The width of the model's vectors, found by trying."""
-    was_training = model.training
-    model.eval()
-    device = next(model.parameters()).device
-    try:
-        with torch.no_grad():
-            vectors = model(torch.zeros(1, 3, *how.size, device=device))
-    finally:
-        model.train(was_training)
-    if not isinstance(vectors, Tensor) or vectors.ndim != 2:
-        raise NotABackboneError(
-            "the model does not map an image to one vector",
-            expected="an output of [images, features]",
-            found=list(vectors.shape) if isinstance(vectors, Tensor) else type(vectors).__name__,
-            todo="pool its output first; timm models do with num_classes=0",
-        )
-    return vectors.shape[1]
-
-
 def fingerprint(store: ImageStore) -> str:
     """Tells two sets of images apart, by names and by some of their pixels."""
     digest = hashlib.sha256(json.dumps([store.names, store.side]).encode())
     for index in range(0, len(store), max(1, len(store) // 16)):
         digest.update(store[index].contiguous().numpy().tobytes())
     return digest.hexdigest()[:16]
-
-
-@contextmanager
-def open_folder(
-    path: Path, config: Mapping[str, Any], resume: bool, processes: Processes
-) -> Iterator[RunFolder | None]:
-    """The run folder in the main process, None in the others; an error there is an error in all."""
-    folder, error = None, None
-    if processes.is_main:
-        try:
-            folder = RunFolder(path, config, resume=resume)
-        except Exception as problem:
-            error = problem
-    if (shared := processes.share(error)) is not None:
-        raise shared
-    with folder or nullcontext():
-        yield folder

@@ -17,7 +17,7 @@ class SelfmaskError(Exception):
 
     def __reduce__(self) -> tuple[object, ...]:
         # The default would call __init__ with the rendered text only, and workers send errors home by pickle.
-        return _rebuild, (type(self), self.what, self.expected, self.found, self.todo)
+        return _rebuild, (type(self), self.what, self.expected, self.found, self.todo), self.__dict__
 
 
 def _rebuild(kind: type[SelfmaskError], what: str, expected: object, found: object, todo: str | None) -> SelfmaskError:
@@ -105,7 +105,19 @@ class BadImageError(DataError):
 
 
 class TooManyBadImagesError(DataError):
-    """So many images cannot be read that the rest may not be what was meant."""
+    """So many images cannot be read that the rest may not be what was meant; `bad` has the name and reason of each."""
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        expected: object = None,
+        found: object = None,
+        todo: str | None = None,
+        bad: list[tuple[str, str]] | None = None,
+    ) -> None:
+        super().__init__(what, expected=expected, found=found, todo=todo)
+        self.bad = bad or []
 
 
 class MalformedDataError(DataError):
@@ -176,6 +188,10 @@ class RunWriteError(RunError, OSError):
 
 class TooFewImagesError(RunError):
     """There are too few different images to learn from."""
+
+
+class DivergedRunError(RunError):
+    """The loss is not a number any more."""
 
 
 class InterruptedRunError(RunError):

@@ -6,11 +6,11 @@ import dataclasses
 import json
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
+import torch
 from torch import nn
 
-from .backbones import Backbone, load_backbone
+from .backbones import load_backbone
 from .errors import EmbedderError, SelfmaskError, UnknownBackboneError
 from .maskfile import Fingerprints, Preprocessing, inspect_mask_file
 from .masking import MaskedModel
@@ -20,7 +20,7 @@ CONFIG, MASK = "config.json", "mask.smn"
 
 @dataclasses.dataclass(frozen=True)
 class Embedder:
-    """A model in eval mode (a `MaskedModel`, or a plain one) with the preprocessing it expects."""
+    """A model in eval mode, on the GPU if there is one (a `MaskedModel`, or a plain one), with its preprocessing."""
 
     name: str
     model: nn.Module
@@ -61,11 +61,11 @@ def load_embedder(what: str | Path, *, backbone: str | None = None, weights: Pat
             expected=f"an existing folder or .smn file, or {error.expected}",
             todo="check the path, or list names with `selfmask backbones PATTERN`",
         ) from error
-    return Embedder(found.name, found.model.eval(), found.preprocessing, found.width)
+    return Embedder(found.name, _ready(found.model), found.preprocessing, found.width)
 
 
 def _of_run(folder: Path, name: str | None, weights: Path | None) -> Embedder:
-    config = _read_config(folder)
+    own_name, own_weights = _backbone_of(folder)
     mask = folder / MASK
     if not mask.is_file():
         raise EmbedderError(
@@ -74,18 +74,11 @@ def _of_run(folder: Path, name: str | None, weights: Path | None) -> Embedder:
             found="no such file in it",
             todo=f"finish it: selfmask adapt IMAGES --out {folder} --resume",
         )
-    stored = config.get("weights")
-    name, weights = name or config.get("backbone"), weights or (Path(stored) if stored else None)
-    if not isinstance(name, str):
-        raise EmbedderError(
-            f"{folder / CONFIG} names no backbone", expected='"backbone": a name', todo="say it: --backbone NAME"
-        )
-    backbone = load_backbone(name, weights=weights)
-    how, size = backbone.preprocessing, config.get("size")
-    return _masked(mask, backbone, how if size is None else dataclasses.replace(how, size=(size, size)))
+    return _of_mask(mask, name or own_name, weights or own_weights)
 
 
-def _read_config(folder: Path) -> dict[str, Any]:
+def _backbone_of(folder: Path) -> tuple[str | None, Path | None]:
+    """The name of the run's backbone and the file of its weights, as far as the run was told."""
     try:
         config = json.loads((folder / CONFIG).read_text())
     except (OSError, ValueError) as error:
@@ -97,7 +90,10 @@ def _read_config(folder: Path) -> dict[str, Any]:
         ) from error
     if not isinstance(config, dict):
         raise EmbedderError(f"{folder / CONFIG} is no configuration", expected="a JSON object", found=type(config))
-    return config
+    name, weights = config.get("backbone"), config.get("weights")
+    if not (isinstance(name, str | None) and isinstance(weights, str | None)):
+        raise EmbedderError(f"{folder / CONFIG} names no backbone", expected="text", found=(name, weights))
+    return name, None if weights is None else Path(weights)
 
 
 def _of_mask(file: Path, name: str | None, weights: Path | None) -> Embedder:
@@ -116,9 +112,15 @@ def _of_mask(file: Path, name: str | None, weights: Path | None) -> Embedder:
             found=error.what,
             todo="name one on this machine: --backbone NAME, with --weights FILE if its weights are in a file",
         ) from error
-    return _masked(file, backbone, manifest.preprocessing or backbone.preprocessing)
+    model = MaskedModel.from_pretrained(backbone.model, file)
+    how = manifest.preprocessing or backbone.preprocessing
+    return Embedder(f"{backbone.name} + {file}", _ready(model), how, backbone.width)
 
 
-def _masked(file: Path, backbone: Backbone, preprocessing: Preprocessing) -> Embedder:
-    model = MaskedModel.from_pretrained(backbone.model, file).eval()
-    return Embedder(f"{backbone.name} + {file}", model, preprocessing, backbone.width)
+def _ready(model: nn.Module) -> nn.Module:
+    return model.eval().to(best_device())
+
+
+def best_device() -> torch.device:
+    """The GPU, if there is one."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,11 @@ class Labelled:
     test: Images
 
 
+def check_labels(labelled: Labelled | None) -> None:
+    if labelled is not None and None in (labelled.train.labels, labelled.test.labels):
+        raise EvaluationError("the images to measure with have no labels", todo="give labelled ones, or none")
+
+
 def finish(
     masked: MaskedModel,
     how: Preprocessing,
@@ -39,22 +45,30 @@ def finish(
     folder: RunFolder,
     numbers: dict[str, Any],
     labelled: Labelled | None,
+    outside: float,
+    with_report: bool,
 ) -> dict[str, Any]:
-    """Write mask.smn, report.html and, last, result.json: where that is, the run is finished."""
+    """Write mask.smn, report.html and, last, result.json: where that is, the run is finished.
+
+    outside: on the clock, when this process would have started if it had spent no time in the loop; what the log says
+    of that comes on top, earlier processes of the run included.
+    """
     log = folder.read_log()
+    if store.bad:
+        folder.write_json("bad_images.json", dict(store.bad))
     result = {
         "mask_bytes": masked.save_pretrained(folder.path / "mask.smn"),
         "one_bit_bytes": -(-masked.num_masked // 8),
         "base_bytes": sum(4 * parameter.numel() for parameter in masked.base.parameters()),
-        **{key: log[-1][key] for key in ("active", "loss")},
-        **{"images": len(store), "bad_images": len(store.bad)},
+        "active": masked.sparsity()["total"],
+        **{"loss": log[-1]["loss"], "bad_images": len(store.bad)},
         **numbers,
     }
     if labelled is not None:
         result |= measure(masked, how, labelled)
-    if store.bad:
-        folder.write_json("bad_images.json", dict(store.bad))
-    write_report(folder.path / "report.html", masked, how, store, folder, result)
+    result["seconds"] = sum(line["seconds"] for line in log) + time.perf_counter() - outside
+    if with_report:
+        write_report(folder.path / "report.html", masked, how, store, folder, result)
     folder.write_json("result.json", result)
     return result
 
@@ -64,8 +78,8 @@ def measure(masked: MaskedModel, how: Preprocessing, labelled: Labelled) -> dict
     numbers: dict[str, float] = {}
     sets = [(*_both(masked, images, how), images.labels) for images in (labelled.train, labelled.test)]
     (train_before, train_after, kept, labels), (test_before, test_after, test_kept, test_labels) = sets
-    if labels is None or test_labels is None:
-        raise EvaluationError("these images have no labels", todo="measure with labelled images, or not at all")
+    assert labels is not None
+    assert test_labels is not None
     y, truth = torch.tensor(labels)[kept], torch.tensor(test_labels)[test_kept]
     sides = {"before": (train_before, test_before), "after": (train_after, test_after)}
     for side, (bank, queries) in sides.items():
@@ -86,7 +100,8 @@ def write_report(
     from .report import Neighbours, ReportData  # here, because matplotlib takes its time
     from .report import write_report as write
 
-    pool = _Part(store, range(0, len(store), max(1, len(store) // _POOL)))
+    # Once each: another image may stand in for one that could not be read.
+    pool = _Part(store, sorted({store.place(i) for i in range(0, len(store), max(1, len(store) // _POOL))}))
     before, after, kept = _both(masked, pool, how)
     queries = list(range(0, len(kept), max(1, len(kept) // _SHOWN)))[:_SHOWN]
 

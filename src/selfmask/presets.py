@@ -1,8 +1,8 @@
 """The settings of an adaptation, and the presets that carry the paper.
 
 Both presets are SwAV over scores with plain SGD, as long as the paper's (150 epochs) unless told otherwise. They
-differ where the paper's text and its released code do: the text takes SwAV's defaults, the code departs from them.
-All shares are of the run, so a shorter run goes through the same phases.
+differ where the paper's text and its released code do: how long prototypes stay frozen. All shares are of the run, so a
+shorter run goes through the same phases.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from .errors import ConfigError
 from .masking import MaskConfig
 from .objectives import SwAVConfig
 from .training import LoopConfig
+from .training.loop import Precision
 
+_ASIDE = ("log_every", "checkpoint_every", "track", "workers")
 _PAPER_STEPS = 117_188  # 150 epochs of 50,000 images in batches of 64
 
 
@@ -25,7 +27,8 @@ class AdaptConfig:
     """Everything that decides what an adaptation learns; `preset` gives the paper's.
 
     steps, epochs: how long; give one of them, or neither for the preset's 150 epochs.
-    size: of a large crop and of evaluated images, in pixels; the backbone's own by default.
+    size: of a large crop and of evaluated images, in pixels; the backbone's own by default. `views` gives only the
+        proportion of small crops to large ones.
     score_lr, head_lr, head_weight_decay: of the scores, and of projector and prototypes.
     views, swav, mask: of the views, the objective and the mask.
     track: where the log goes besides log.jsonl: "tensorboard", "wandb", "mlflow" (the last two by extra).
@@ -44,9 +47,10 @@ class AdaptConfig:
     swav: SwAVConfig = dataclasses.field(default_factory=SwAVConfig)
     mask: MaskConfig = dataclasses.field(default_factory=MaskConfig)
     accumulate: int = 1
-    precision: str = "auto"
+    precision: Precision = "auto"
     compile: bool = False
     sync_norm: bool = False
+    workers: int | None = None
     seed: int = 0
     log_every: int = 10
     checkpoint_every: int = 50
@@ -83,12 +87,14 @@ class AdaptConfig:
         return LoopConfig(**{name: getattr(self, name) for name in names - {"steps"}}, steps=steps)
 
     def to_dict(self) -> dict[str, Any]:
-        return {**dataclasses.asdict(self), "mask": self.mask.to_dict()}
+        """The settings that decide what is learned; how it is logged and saved does not."""
+        settings = {**dataclasses.asdict(self), "mask": self.mask.to_dict()}
+        return {key: value for key, value in settings.items() if key not in _ASIDE}
 
 
 PRESETS: Mapping[str, AdaptConfig] = {
-    # SwAV's defaults: prototypes frozen for 313 steps, the queue from epoch 15 on.
-    "paper": AdaptConfig(swav=SwAVConfig(freeze_prototypes=313 / _PAPER_STEPS, queue_start=15 / 150)),
-    # The code: prototypes frozen for 5,005 steps, the queue from epoch 30 on.
-    "reference": AdaptConfig(swav=SwAVConfig(freeze_prototypes=5005 / _PAPER_STEPS, queue_start=30 / 150)),
+    # SwAV's default: prototypes frozen for 313 steps.
+    "paper": AdaptConfig(swav=SwAVConfig(freeze_prototypes=313 / _PAPER_STEPS)),
+    # The code froze them for 5,005 steps.
+    "reference": AdaptConfig(swav=SwAVConfig(freeze_prototypes=5005 / _PAPER_STEPS)),
 }

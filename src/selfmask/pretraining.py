@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import save
@@ -17,11 +16,12 @@ from .errors import ConfigError, RunWriteError
 from .maskfile.writer import write_atomically
 from .objectives import Objective, SwAV, SwAVConfig
 from .objectives.supervised import Supervised
-from .training import LoopConfig, ParameterGroup, Processes, RunFolder, Steps, train
+from .training import LoopConfig, ParameterGroup, Processes, Steps, open_folder, train
 from .training.display import Display
 
 BATCH = 256
 WEIGHT_DECAY = 5e-4
+WEIGHTS = "tiny.safetensors"
 
 
 def pretrain(
@@ -33,30 +33,34 @@ def pretrain(
     """
     processes = Processes()
     opened = open_images(images)
-    with display.decoding(len(opened)) as progress:
-        store = ImageStore(opened, side=2 * max(PREPROCESSING.size), progress=progress)
-    torch.manual_seed(seed)
-    model = TinyResNet().to(memory_format=torch.channels_last)
-    objective, views = _with_labels(store, seed) if labels else _without_labels(seed)
-    batches = Steps(
-        store,
-        MultiCrop(views, PREPROCESSING),
-        batch_size=BATCH,
-        seed=seed,
-        processes=processes,
-        with_labels=labels,
-    )
-    steps = round(epochs * batches.per_epoch)
-    config = {"images": images, "epochs": epochs, "labels": labels, "lr": lr, "seed": seed, "steps": steps}
-    with RunFolder(out, config, resume=resume) as folder:
+    with open_folder(out, resume, processes) as folder:
+        with display.decoding(len(opened)) as progress:
+            store = ImageStore(opened, side=2 * max(PREPROCESSING.size), progress=progress)
+        torch.manual_seed(seed)
+        model = TinyResNet().to(processes.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        objective, views = _with_labels(store, seed) if labels else _without_labels(seed)
+        batches = Steps(
+            *(store, MultiCrop(views, PREPROCESSING)),
+            batch_size=BATCH,
+            seed=seed,
+            processes=processes,
+            with_labels=labels,
+        )
+        steps = round(epochs * batches.per_epoch)
+        config = {"images": images, "epochs": epochs, "labels": labels, "lr": lr, "seed": seed, "steps": steps}
+        config |= {"batch_size": BATCH, "weight_decay": WEIGHT_DECAY, "views": dataclasses.asdict(views)}
+        if isinstance(objective, SwAV):
+            config |= {"swav": dataclasses.asdict(objective.config)}
+        processes.from_main(lambda: folder.begin(config) if folder else None)
         loop = LoopConfig(steps=steps, warmup=0.1, seed=seed, checkpoint_every=100)
+        objective.to(processes.device)
         group = ParameterGroup([*model.parameters(), *objective.parameters()], lr, WEIGHT_DECAY)
         with display.training(steps):
             train(model, objective, [group], batches, loop, folder, processes, [display.line])
-        file = out / "tiny.safetensors"
-        write_atomically(file, save(half(model), _metadata(config)), RunWriteError)
-        folder.write_json("result.json", {**config, "loss": folder.read_log()[-1]["loss"]})
-    return file
+        if folder is not None:
+            write_atomically(out / WEIGHTS, save(half(model)), RunWriteError)
+            folder.write_json("result.json", {**config, "loss": folder.read_log()[-1]["loss"]})
+    return out / WEIGHTS
 
 
 def half(model: nn.Module) -> dict[str, torch.Tensor]:
@@ -68,11 +72,9 @@ def half(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def _without_labels(seed: int) -> tuple[Objective, ViewsConfig]:
-    # Few prototypes and a soft crop: ten classes, small images and little time.
-    swav = SwAVConfig(prototypes=300, queue_length=0, freeze_prototypes=0.02)
-    views = ViewsConfig(
-        size=32, small_size=16, large=2, small=2, large_scale=(0.3, 1), small_scale=(0.1, 0.3), blur_p=0
-    )
+    # Sharper assignments, few prototypes and soft crops, or a small network from random weights stays at ln K.
+    swav = SwAVConfig(prototypes=100, epsilon=0.03, queue_length=0, freeze_prototypes=0.02)
+    views = ViewsConfig(size=32, large=2, small=0, large_scale=(0.3, 1), blur_p=0)
     return SwAV(256, swav, seed=seed), views
 
 
@@ -83,7 +85,3 @@ def _with_labels(store: ImageStore, seed: int) -> tuple[Objective, ViewsConfig]:
         size=32, large=1, small=0, large_scale=(0.4, 1), jitter=(0.3, 0.3, 0.3, 0.05), blur_p=0, grey_p=0.1
     )
     return Supervised(256, max(store.labels) + 1, seed=seed), views
-
-
-def _metadata(config: Mapping[str, Any]) -> dict[str, str]:
-    return {key: str(value) for key, value in config.items()}

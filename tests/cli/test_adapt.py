@@ -95,6 +95,8 @@ def test_ctrl_c_saves_and_says_how_to_go_on(place: Path) -> None:
         (("adapt", "photos", "--backbone", "selfmask/tiny", "--steps", "1", "--out", "runs/x"), "--batch-size"),
         (("adapt", "photos", *TINY, "--steps", "1", "--epochs", "1"), "not both"),
         (("embed", "nothing-like-this", "photos"), "no run folder"),
+        (("adapt", "photos", *TINY, "--track", "comet"), "wandb"),
+        (("adapt", "[/old]", *TINY), "[/old]"),
     ],
 )
 def test_mistakes_are_told_with_the_remedy(place: Path, arguments: tuple[str, ...], words: str) -> None:

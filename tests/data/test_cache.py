@@ -98,18 +98,50 @@ def test_large_photographs_are_reduced_alike_by_the_fast_way(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-def test_bad_images_are_left_out_and_listed(tmp_path: Path, workers: int) -> None:
-    images = folder(tmp_path, 100, bad=(0, 7, 98))
-    store = ImageStore(images, side=32, workers=workers)
-    assert len(store) == 97
-    assert [name for name, _ in store.bad] == ["even/0000.png", "even/0098.png", "odd/0007.png"]
+@pytest.mark.parametrize("memory", [0, 10**9])
+@pytest.mark.parametrize("sizes", [((8, 6),), ((8, 6), (5, 9), (7, 7))])
+def test_the_next_good_image_takes_the_place_of_a_bad_one(
+    tmp_path: Path, workers: int, memory: int, sizes: tuple[tuple[int, int], ...]
+) -> None:
+    images = folder(tmp_path, 100, bad=(0, 7, 9, 98, 99), sizes=sizes)
+    store = ImageStore(images, side=32, workers=workers, memory=memory)
+    assert store.cached == (memory > 0)
+    assert len(store) == 100
+    assert (store.names, store.labels) == (images.names, images.labels)
+    numbers = [int(name[-8:-4]) for name in images.names]  # 0, 2, ... 98, 1, 3, ... 99
+    instead = {0: 2, 7: 11, 9: 11, 98: 1, 99: 2}  # the last one goes round the end, where the first is bad too
+    expected = [instead.get(number, number) for number in numbers]
+    got = store.batch(range(100))
+    assert [value(image) for image in got] == expected
+    assert [value(store[i]) for i in range(-100, 0)] == expected
+    assert [numbers[store.place(i)] for i in range(100)] == expected
+    assert numbers[store.place(-1)] == 2
+    assert store.labels is not None
+    assert [store.labels[store.place(i)] for i in range(100)] == [number % 2 for number in expected]
+    assert [name[-8:-4] for name, _ in store.bad] == ["0000", "0098", "0007", "0009", "0099"]
     assert all(reason == "not an image of these formats" for _, reason in store.bad)
-    assert "odd/0007.png" not in store.names
-    assert store.labels == [name.startswith("odd") for name in store.names]
-    for image, name in zip(store.batch(range(97)), store.names, strict=True):
-        assert value(image) == int(name[-8:-4])
-    assert store.tensor is not None
-    assert len(store.tensor) == 97
+    assert (store.tensor is not None) == (memory > 0 and len(sizes) == 1)
+    if store.tensor is not None:
+        assert torch.equal(store.tensor, torch.stack(got))
+    for wrong in (100, -101):
+        with pytest.raises(IndexError):
+            store.place(wrong)
+
+
+def test_places_are_found_before_any_image_is_asked_for(tmp_path: Path) -> None:
+    store = ImageStore(folder(tmp_path, 20, bad=(4, 19)), side=32, memory=0, max_bad=0.2)
+    assert [store.place(i) for i in (0, 2, 19)] == [0, 3, 0]  # even ones come first, then odd ones
+    with pytest.raises(NoImagesError):
+        ImageStore(folder(tmp_path / "all", 3, bad=(0, 1, 2)), side=32, memory=0, max_bad=1).place(0)
+
+
+def test_copies_for_bad_images_count_as_memory(tmp_path: Path) -> None:
+    """All images looked at first are bad, so nothing is known of the size of the five good ones."""
+    images = folder(tmp_path, 100, bad=tuple(i for i in range(100) if i % 20 != 11), sizes=((30, 30),))
+    for memory, cached in (100 * 2700 - 1, False), (100 * 2700, True):
+        store = ImageStore(images, side=32, memory=memory, max_bad=1)
+        assert store.cached == cached
+        assert [value(store[i]) for i in (0, 55, 56, 99)] == [11, 11, 31, 11]
 
 
 def test_too_many_bad_images(tmp_path: Path) -> None:
@@ -120,7 +152,10 @@ def test_too_many_bad_images(tmp_path: Path) -> None:
     assert text.count("not an image") == 10
     assert "... and 4 more" in text
     assert "--max-bad" in text
-    assert len(ImageStore(images, side=32, max_bad=0.35)) == 26
+    bad = [(name, "not an image of these formats") for name in images.names if int(name[-8:-4]) % 3 == 0]
+    assert len(bad) == 14
+    assert caught.value.bad == pickle.loads(pickle.dumps(caught.value)).bad == bad
+    assert len(ImageStore(images, side=32, max_bad=0.35)) == 40
 
 
 def test_the_limit_is_exact(tmp_path: Path) -> None:

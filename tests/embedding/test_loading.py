@@ -9,12 +9,16 @@ import torch
 
 from selfmask import MaskConfig, MaskedModel, get_masked_model
 from selfmask.backbones import load_backbone
+from selfmask.data import open_images
+from selfmask.embedding import embed
 from selfmask.errors import EmbedderError, NotAMaskFileError, WrongBaseError
-from selfmask.loading import load_embedder
+from selfmask.loading import best_device, load_embedder
+from selfmask.maskfile import Preprocessing
 
-from .samples import weights_file
+from .samples import HOW, pictures, weights_file
 
 NAME = "selfmask/tiny"
+OTHER = Preprocessing((40, 40), (0.1, 0.2, 0.3), (0.4, 0.5, 0.6), "bilinear")
 
 
 @pytest.fixture
@@ -22,13 +26,13 @@ def weights(tmp_path: Path) -> Path:
     return weights_file(tmp_path)
 
 
-def finished_run(folder: Path, weights: Path, **config: object) -> MaskedModel:
+def finished_run(folder: Path, weights: Path, how: Preprocessing | None = None) -> MaskedModel:
     """A run folder as `adapt` leaves it, with a random half of the weights off."""
     folder.mkdir()
     masked = get_masked_model(load_backbone(NAME, weights=weights).model, MaskConfig(rule="topk", active_share=0.5))
+    masked.preprocessing = how or masked.preprocessing
     masked.save_pretrained(folder / "mask.smn")
-    words = {"backbone": NAME, "weights": str(weights), "size": None} | config
-    (folder / "config.json").write_text(json.dumps(words))
+    (folder / "config.json").write_text(json.dumps({"backbone": NAME, "weights": str(weights)}))
     return masked.eval()
 
 
@@ -40,11 +44,11 @@ def test_a_backbone_by_its_name(weights: Path) -> None:
 
 
 def test_a_run_folder(tmp_path: Path, weights: Path) -> None:
-    masked = finished_run(tmp_path / "run", weights, size=40)
+    masked = finished_run(tmp_path / "run", weights, OTHER)
     found = load_embedder(tmp_path / "run")
     assert isinstance(found.model, MaskedModel)
     assert not found.model.training
-    assert found.preprocessing.size == (40, 40)
+    assert found.preprocessing == OTHER  # what the mask was learned with, not what the backbone was
     images = torch.randn(3, 3, 40, 40)
     with torch.no_grad():
         assert torch.equal(found.model(images), masked(images))
@@ -102,7 +106,19 @@ def test_a_run_that_is_not_finished(tmp_path: Path, weights: Path) -> None:
         load_embedder(tmp_path / "run")
 
 
-@pytest.mark.parametrize("config", [None, "{", "[]", "{}"])
+def test_a_run_that_does_not_name_its_backbone(tmp_path: Path, weights: Path) -> None:
+    masked = finished_run(tmp_path / "run", weights)
+    config = {"backbone": None, "weights": None}
+    (tmp_path / "run/config.json").write_text(json.dumps(config))
+    assert isinstance(load_embedder(tmp_path / "run", weights=weights).model, MaskedModel)  # the mask names it
+    masked.base_name = None
+    masked.save_pretrained(tmp_path / "run/mask.smn")
+    with pytest.raises(EmbedderError, match="--backbone NAME"):
+        load_embedder(tmp_path / "run", weights=weights)
+    assert isinstance(load_embedder(tmp_path / "run", backbone=NAME, weights=weights).model, MaskedModel)
+
+
+@pytest.mark.parametrize("config", [None, "{", "[]", '{"backbone": 5}', '{"weights": []}'])
 def test_what_is_no_run_folder(tmp_path: Path, weights: Path, config: str | None) -> None:
     finished_run(tmp_path / "run", weights)
     place = tmp_path / "run/config.json"
@@ -122,12 +138,40 @@ def test_what_is_nothing_at_all(tmp_path: Path) -> None:
 
 def test_fingerprints_tell_models_apart(tmp_path: Path, weights: Path) -> None:
     finished_run(tmp_path / "run", weights)
-    finished_run(tmp_path / "larger", weights, size=40)
+    finished_run(tmp_path / "other", weights, OTHER)
     plain = load_embedder(NAME, weights=weights).fingerprint
     run = load_embedder(tmp_path / "run").fingerprint
     assert run == load_embedder(tmp_path / "run/mask.smn", weights=weights).fingerprint
-    assert len({plain, run, load_embedder(tmp_path / "larger").fingerprint}) == 3
+    assert len({plain, run, load_embedder(tmp_path / "other").fingerprint}) == 3
     moved = load_embedder(tmp_path / "run")
     assert isinstance(moved.model, MaskedModel)
     moved.model.recalibrate([torch.randn(8, 3, 32, 32)])
     assert moved.fingerprint != run
+
+
+def test_models_are_where_the_fastest_device_is(tmp_path: Path, weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert best_device().type == ("cuda" if torch.cuda.is_available() else "cpu")
+    finished_run(tmp_path / "run", weights)
+    monkeypatch.setattr("selfmask.loading.best_device", lambda: torch.device("meta"))  # a device every machine has
+    for what in (NAME, tmp_path / "run", tmp_path / "run/mask.smn"):
+        model = load_embedder(what, weights=weights).model
+        assert {value.device.type for value in model.state_dict().values()} == {"meta"}
+
+
+class Elsewhere(torch.nn.Module):
+    """A model on another device, that says where the images it gets are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.empty(1, device="meta"))
+        self.places: set[str] = set()
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        self.places.add(images.device.type)
+        return torch.zeros(len(images), 2)
+
+
+def test_images_go_where_the_model_is(tmp_path: Path) -> None:
+    model = Elsewhere()
+    rows, _ = embed(model, open_images(pictures(tmp_path, 3)), HOW)
+    assert (rows.device.type, model.places) == ("cpu", {"meta"})

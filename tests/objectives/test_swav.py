@@ -118,7 +118,6 @@ def test_loss_and_queue_equal_the_oracle_through_a_run() -> None:
         expected, assignments = naive.loss(features_of(model, views), step / 8)
         loss, metrics = swav.loss(model, views, step / 8)
         assert loss.item() == pytest.approx(expected, rel=1e-5)
-        assert metrics["loss"] == loss
         assert metrics["ln_k"] == pytest.approx(math.log(5))
         entropy = -(assignments * np.log(assignments)).sum(-1).mean()
         assert float(metrics["assignment_entropy"]) == pytest.approx(entropy, rel=1e-4)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from selfmask.errors import (
     TooManyBadImagesError,
 )
 from selfmask.outcome import Labelled
+from selfmask.training.display import QuietDisplay
 
 from .small import HOW, Clothes, config, network
 
@@ -88,10 +90,42 @@ def test_a_timm_model_needs_no_more_than_images() -> None:
     assert result.model.preprocessing.mean == tuple(model.pretrained_cfg["mean"])
 
 
+@pytest.mark.parametrize(
+    ("name", "size", "small"),
+    [
+        ("vit_tiny_patch16_224", None, 224),
+        ("swin_s3_tiny_224", None, 224),
+        ("resnet10t", 64, 32),
+        ("convnext_atto", 40, 32),
+    ],
+)
+def test_small_views_have_a_size_that_the_backbone_takes(name: str, size: int | None, small: int) -> None:
+    """As timm builds them, vision transformers take one size only."""
+    seen: set[int] = set()
+    model = timm.create_model(name, num_classes=0)
+    model.register_forward_pre_hook(lambda _, inputs: seen.add(inputs[0].shape[-1]) if len(inputs[0]) > 1 else None)
+    changes = {"steps": 1, "batch_size": 2, "size": size, "track": ()}
+    selfmask.adapt(model, Clothes(4), AdaptConfig.preset("paper", **changes))
+    assert seen == {small, size or 224}
+
+
+def test_a_size_that_the_backbone_does_not_take_is_refused() -> None:
+    model = timm.create_model("vit_tiny_patch16_224", num_classes=0)
+    with pytest.raises(ConfigError, match=r"does not take images of 64 x 64[\s\S]*--size"):
+        selfmask.adapt(model, Clothes(4), AdaptConfig(steps=1, batch_size=2, size=64))
+
+
+def test_a_wrong_tracker_is_told_before_anything_is_written(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="tensorboard, wandb, mlflow"):
+        run(Clothes(), tmp_path / "run", changes={"track": ("tensorbord",)})
+    assert not (tmp_path / "run" / "config.json").exists()
+
+
 def test_presets_differ_where_text_and_code_do() -> None:
     paper, reference = (AdaptConfig.preset(name) for name in ("paper", "reference"))
     assert reference.swav.freeze_prototypes == pytest.approx(5005 / 117_188)
     assert paper.swav.freeze_prototypes < reference.swav.freeze_prototypes
+    assert paper.swav.queue_start == reference.swav.queue_start == 30 / 150
     assert (paper.score_lr, paper.head_lr, paper.batch_size, paper.momentum) == (50, 0.15, 64, 0.9)
     assert reference.number_of_steps(781) == 117_150
     with pytest.raises(ConfigError, match="paper or reference"):
@@ -151,13 +185,22 @@ def test_resuming_with_other_settings_or_images_says_what_differs(tmp_path: Path
         run(Clothes(), tmp_path / "run", resume=True, changes={"steps": 3, "score_lr": 7.0})
     with pytest.raises(RunMismatchError, match="data = "):
         run(Clothes(40), tmp_path / "run", resume=True)
+    with pytest.raises(RunMismatchError, match="base = "):
+        run(Clothes(), tmp_path / "run", model=network(norm=False), resume=True)
 
 
-def test_a_full_disk_is_named_and_the_last_checkpoint_is_whole(tmp_path: Path, monkeypatch: Any) -> None:
-    """The device that is always full stands in for the log."""
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "log.jsonl").symlink_to("/dev/full")
+def test_a_full_disk_is_named_and_the_run_goes_on_when_there_is_room(tmp_path: Path) -> None:
+    """The device that is always full takes the place of the log half-way."""
+    log = tmp_path / "run" / "log.jsonl"
+
+    class Fill(QuietDisplay):
+        def line(self, line: Mapping[str, Any]) -> None:
+            if line["step"] == 4:
+                log.unlink()
+                log.symlink_to("/dev/full")
+
+    changes = {"steps": 6, "track": ("tensorboard",)}
     with pytest.raises(RunWriteError, match="No space left"):
-        run(Clothes(), tmp_path / "run")
-    (tmp_path / "run" / "log.jsonl").unlink()
-    assert run(Clothes(), tmp_path / "run", resume=True).result["steps"] == 3
+        run(Clothes(), tmp_path / "run", changes=changes, display=Fill())
+    log.unlink()
+    assert run(Clothes(), tmp_path / "run", changes=changes, resume=True).result["steps"] == 6

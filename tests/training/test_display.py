@@ -30,7 +30,7 @@ def test_without_a_terminal_the_last_step_is_a_plain_line() -> None:
 
 def test_in_a_terminal_one_bar_moves_and_is_gone_at_the_end() -> None:
     out = io.StringIO()
-    display = ConsoleDisplay(Console(file=out, force_terminal=True, width=140))
+    display = ConsoleDisplay(Console(file=out, force_terminal=True, width=80))
     with display.decoding(5) as count:
         assert count is not None
         count(3, 5)

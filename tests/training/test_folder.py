@@ -17,7 +17,14 @@ CONFIG = {"steps": 3, "views": {"size": 32, "scale": (0.1, 1.0)}}
 
 
 def open_run(path: Path, resume: bool = False, **changes: object) -> RunFolder:
-    return RunFolder(path, CONFIG | changes, resume=resume)
+    folder = RunFolder(path, resume=resume)
+    folder.begin(CONFIG | changes)
+    return folder
+
+
+def finished_run(path: Path) -> None:
+    with open_run(path) as folder:
+        folder.save_checkpoint(["last"], {"step": 3})
 
 
 def test_a_new_run_says_what_it_is(tmp_path: Path) -> None:
@@ -28,16 +35,22 @@ def test_a_new_run_says_what_it_is(tmp_path: Path) -> None:
 
 
 def test_a_run_is_not_overwritten(tmp_path: Path) -> None:
-    open_run(tmp_path).close()
+    finished_run(tmp_path)
     with pytest.raises(RunExistsError, match="--resume"):
         open_run(tmp_path)
 
 
 def test_resuming_with_the_same_settings_is_fine_and_with_others_says_which(tmp_path: Path) -> None:
-    open_run(tmp_path).close()
+    finished_run(tmp_path)
     open_run(tmp_path, resume=True).close()
     with pytest.raises(RunMismatchError, match=r"views.size = 32[\s\S]*views.size = 64"):
-        open_run(tmp_path, resume=True, views={"size": 64, "scale": (0.1, 1.0)})
+        RunFolder(tmp_path, resume=True).begin(CONFIG | {"views": {"size": 64, "scale": (0.1, 1.0)}})
+
+
+def test_a_run_that_has_saved_nothing_can_be_begun_with_other_settings(tmp_path: Path) -> None:
+    open_run(tmp_path).close()
+    open_run(tmp_path, steps=5).close()
+    assert json.loads((tmp_path / "config.json").read_text())["steps"] == 5
 
 
 def test_resuming_nothing_begins(tmp_path: Path) -> None:
@@ -47,25 +60,39 @@ def test_resuming_nothing_begins(tmp_path: Path) -> None:
 
 
 def test_two_runs_of_one_process_cannot_share_a_folder(tmp_path: Path) -> None:
-    with open_run(tmp_path), pytest.raises(RunBusyError):
-        open_run(tmp_path, resume=True)
+    with open_run(tmp_path):
+        with pytest.raises(RunBusyError):
+            open_run(tmp_path, resume=True)
+        code = (
+            "import sys; from pathlib import Path; from selfmask.training import RunFolder\n"
+            "RunFolder(Path(sys.argv[1]), resume=True)"
+        )  # the refusal has not let go of the lock
+        other = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True)
+        assert "RunBusyError" in other.stderr
     open_run(tmp_path, resume=True).close()
+
+
+def test_what_a_killed_run_left_half_written_is_removed(tmp_path: Path) -> None:
+    finished_run(tmp_path)
+    (tmp_path / "checkpoints" / ".0123456789abcdef.tmp").write_text("half")
+    open_run(tmp_path, resume=True).close()
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["last.pt"]
 
 
 def test_two_processes_cannot_share_a_folder_and_a_killed_one_frees_it(tmp_path: Path) -> None:
     code = (
         "import sys, time; from pathlib import Path; from selfmask.training import RunFolder\n"
-        "folder = RunFolder(Path(sys.argv[1]), {'steps': 3}, resume=True)\n"
+        "folder = RunFolder(Path(sys.argv[1]), resume=True)\n"
         "print('ready', flush=True); time.sleep(60)"
     )
     with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == "ready\n"
         with pytest.raises(RunBusyError, match="another run"):
-            RunFolder(tmp_path, {"steps": 3}, resume=True)
+            RunFolder(tmp_path, resume=True)
         other.kill()
         other.wait()
-    RunFolder(tmp_path, {"steps": 3}, resume=True).close()
+    RunFolder(tmp_path, resume=True).close()
 
 
 def test_the_log_is_cut_back_to_the_checkpoint_and_survives_a_torn_line(tmp_path: Path) -> None:
@@ -84,7 +111,7 @@ def test_the_log_is_cut_back_to_the_checkpoint_and_survives_a_torn_line(tmp_path
 def test_checkpoints_come_back_and_damaged_ones_are_named(tmp_path: Path) -> None:
     with open_run(tmp_path) as folder:
         assert folder.load_checkpoint("last") is None
-        folder.save_checkpoint("last", {"step": 7, "model": {"w": torch.arange(3)}})
+        folder.save_checkpoint(["best", "last"], {"step": 7, "model": {"w": torch.arange(3)}})
         loaded = folder.load_checkpoint("last")
         assert loaded is not None
         assert loaded["step"] == 7
@@ -108,6 +135,7 @@ def test_a_checkpoint_runs_no_code(tmp_path: Path) -> None:
 
 
 def test_a_damaged_config_is_named(tmp_path: Path) -> None:
+    finished_run(tmp_path)
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(RunDamagedError, match=r"config.json"):
         open_run(tmp_path, resume=True)

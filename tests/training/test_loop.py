@@ -17,7 +17,7 @@ from selfmask import adapt, get_masked_model
 from selfmask.adaptation import AdaptResult
 from selfmask.data import ImageStore, open_images
 from selfmask.data.views import MultiCrop
-from selfmask.errors import ConfigError, InterruptedRunError
+from selfmask.errors import ConfigError, DivergedRunError, InterruptedRunError
 from selfmask.objectives import SwAV
 from selfmask.training import LoopConfig, ParameterGroup, Processes, Steps, train
 from selfmask.training.display import QuietDisplay
@@ -154,6 +154,44 @@ def test_a_finished_run_resumes_to_itself(tmp_path: Path) -> None:
     assert (tmp_path / "run" / "mask.smn").read_bytes() == before
 
 
+def test_a_finished_run_keeps_its_numbers(tmp_path: Path) -> None:
+    first = run(tmp_path / "run").result
+    assert run(tmp_path / "run", resume=True).result == first
+
+
+def test_killed_before_the_first_checkpoint_nothing_is_logged_twice(tmp_path: Path) -> None:
+    class Crash(QuietDisplay):
+        def line(self, line: Mapping[str, Any]) -> None:
+            if line["step"] == 2:
+                with (tmp_path / "cut" / "log.jsonl").open("a") as file:
+                    file.write('{"step": 3, "lo')
+                raise RuntimeError("power cut")
+
+    with pytest.raises(RuntimeError, match="power cut"):
+        run(tmp_path / "cut", display=Crash())
+    assert [line["step"] for line in run(tmp_path / "cut", resume=True).log] == list(range(1, 13))
+
+
+def test_a_loss_that_is_not_a_number_stops_the_run_and_is_not_saved(tmp_path: Path) -> None:
+    model = network()
+    with torch.no_grad():
+        model[0].weight[0, 0, 0, 0] = float("inf")
+    with pytest.raises(DivergedRunError, match="not a number"):
+        adapt(model, Clothes(), config(), out=tmp_path / "run", preprocessing=HOW)
+    assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+def test_without_a_folder_an_interrupted_run_does_not_claim_to_be_saved() -> None:
+    with pytest.raises(InterruptedRunError, match="nothing is kept"):
+        adapt(network(), Clothes(), config(), preprocessing=HOW, display=Stopper(2))
+
+
+def test_norms_over_all_processes_are_those_of_one_that_is_alone(tmp_path: Path) -> None:
+    run(tmp_path / "apart")
+    run(tmp_path / "synced", sync_norm=True)
+    assert same(tmp_path / "apart", tmp_path / "synced")
+
+
 def test_signals_are_handed_back(tmp_path: Path) -> None:
     before = signal.getsignal(signal.SIGINT)
     run(tmp_path / "run")
@@ -177,8 +215,16 @@ def test_the_log_tells_how_many_weights_flipped(tmp_path: Path) -> None:
     assert 0 < off <= sum(line["flips"] for line in log)
 
 
-@pytest.mark.parametrize("wrong", [{"steps": 0}, {"steps": 5, "accumulate": 0}, {"steps": 5, "checkpoint_every": 15}])
-def test_settings_that_cannot_work_are_refused(wrong: dict[str, int]) -> None:
+WRONG: list[dict[str, Any]] = [
+    {"steps": 0},
+    {"steps": 5, "accumulate": 0},
+    {"steps": 5, "checkpoint_every": 15},
+    {"steps": 5, "precision": "bf16"},
+]
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_settings_that_cannot_work_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         LoopConfig(**wrong)
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from ..errors import InterruptedRunError, SelfmaskError
 from . import adapt, backbones, demo, embed, evaluate, inspect, pretrain
@@ -42,5 +44,7 @@ def app() -> None:
     try:
         _app()
     except SelfmaskError as error:
-        Console(stderr=True).print(f"[bold red]error:[/] {error}", highlight=False, soft_wrap=True)
+        if os.environ.get("RANK", "0") == "0":  # one of several processes speaks for all
+            text = f"[bold red]error:[/] {escape(str(error))}"
+            Console(stderr=True).print(text, highlight=False, soft_wrap=True)
         sys.exit(130 if isinstance(error, InterruptedRunError) else 2)

@@ -31,6 +31,10 @@ def adapt(
     batch_size: Annotated[int, typer.Option(help="Images in a step, over all processes.")] = 64,
     seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
     weights: Annotated[Path | None, typer.Option(help="A file with the backbone's weights.")] = None,
+    accumulate: Annotated[int, typer.Option(help="Cut a batch into so many parts, to need less memory.")] = 1,
+    precision: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
+    compiled: Annotated[bool, typer.Option("--compile", help="Run the backbone through torch.compile.")] = False,
+    sync_norm: Annotated[bool, typer.Option("--sync-norm", help="Batch norm over all processes.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out, exactly.")] = False,
     max_bad: Annotated[float, typer.Option(help="Share of images that may be unreadable.")] = 0.05,
     track: Annotated[
@@ -54,12 +58,13 @@ def adapt(
     config = AdaptConfig.preset(
         preset.value,
         **{"steps": steps, "epochs": epochs, "size": size, "batch_size": batch_size, "seed": seed},
+        **{"accumulate": accumulate, "precision": precision, "compile": compiled, "sync_norm": sync_norm},
         track=tuple(track or ["tensorboard"]),
     )
     is_main = Processes().is_main
     console = Console(stderr=as_json)
     loaded = load_backbone(backbone, weights=weights)
-    where = out or Path("runs") / (Path(images).stem or "run")
+    where = out or Path("runs") / Path(images).resolve().stem
     result = run(
         loaded.model,
         images,
@@ -91,10 +96,8 @@ def show(console: Console, folder: Path, result: dict[str, Any]) -> None:
             table.add_row(label, *(f"{result[f'{name}_{side}']:.1%}" for side in ("before", "after")))
     table.add_row("bytes", f"{result['base_bytes']:,}", f"{result['mask_bytes']:,} (the mask)")
     console.print(table)
-    console.print(
-        f"{result['active']:.2%} of the weights stay on; {result['steps']} steps, {result['seconds']:.0f} s",
-        highlight=False,
-    )
+    lines = [f"{result['active']:.2%} of the weights stay on; {result['steps']} steps, {result['seconds']:.0f} s"]
     if result["bad_images"]:
-        console.print(f"{result['bad_images']} images could not be read: {folder}/bad_images.json", highlight=False)
-    console.print(f"mask: {folder}/mask.smn   report: {folder}/report.html", highlight=False)
+        lines.append(f"{result['bad_images']} images could not be read: {folder}/bad_images.json")
+    lines += [f"mask:   {folder}/mask.smn", f"report: {folder}/report.html"]
+    console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)

@@ -63,11 +63,17 @@ def embed(
         print(json.dumps(summary | {"images_per_second": speed}, indent=2))
         return
     console.print(
-        f"{written.rows:,} vectors of {written.width} numbers in {out} ({speed:,.0f} images/s)", highlight=False
+        f"{written.rows:,} vectors of {written.width} numbers in {out} ({speed:,.0f} images/s)",
+        highlight=False,
+        markup=False,
+        soft_wrap=True,
     )
     if listed is not None:
         console.print(
-            f"{len(written.bad):,} images could not be read and have no vector: see {listed}", highlight=False
+            f"{len(written.bad):,} images could not be read and have no vector: see {listed}",
+            highlight=False,
+            markup=False,
+            soft_wrap=True,
         )
 
 

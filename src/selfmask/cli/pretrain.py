@@ -28,4 +28,4 @@ def pretrain(
     console = Console()
     display = ConsoleDisplay(console)
     file = run(images, out, epochs=epochs, labels=labels, lr=lr, seed=seed, resume=resume, display=display)
-    console.print(f"weights in [bold]{file}[/] ({file.stat().st_size:,} bytes)")
+    console.print(f"weights in {file} ({file.stat().st_size:,} bytes)", highlight=False, markup=False, soft_wrap=True)

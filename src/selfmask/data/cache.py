@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -29,9 +29,11 @@ class ImageStore(Dataset[Tensor]):
     """Images reduced to the size that training needs, decoded once if they fit in memory, else when asked for.
 
     `store[i]` is uint8 [3, H, W], not to be written into. Larger images are reduced until their shorter side is
-    `side`, smaller ones are left. Images that cannot be read are listed in `bad`. When `cached`, they are left out:
-    `names` and `labels` are those of the good images. Otherwise the next good image takes the place of a bad one.
-    More than `max_bad` of them raises TooManyBadImagesError. Threads may share a store; it can be pickled.
+    `side`, smaller ones are left. The next good image, round the end if need be, is given in place of one that cannot
+    be read; `place(i)` is the number of the image that `store[i]` really is. So the store is the same whether it is
+    `cached` or not. `names` and `labels` are of all images, good or bad: the label of `store[i]` is
+    `labels[place(i)]`. More than `max_bad` bad images raise TooManyBadImagesError: at once when cached, else when
+    those seen so far make it clear. Threads may share a store; it can be pickled.
 
     memory: bytes to use at most; by default half of what is available, divided among the processes of a run.
     workers: threads that decode; one a processor by default.
@@ -61,9 +63,6 @@ class ImageStore(Dataset[Tensor]):
         self._kept = self._keep_all(_half_of_available() if memory is None else memory, progress)
         if self._kept is not None:
             self._images = None  # not needed any more, and arrays would be in memory twice
-            good = [i for i in range(len(images)) if i not in self._failed]
-            self.names = [images.names[i] for i in good]
-            self.labels = None if images.labels is None else [images.labels[i] for i in good]
 
     @property
     def cached(self) -> bool:
@@ -72,12 +71,15 @@ class ImageStore(Dataset[Tensor]):
 
     @property
     def bad(self) -> list[tuple[str, str]]:
-        """Name and reason of each image found unreadable so far."""
+        """Name and reason of each image found unreadable so far: all of them when cached, else those this process met.
+
+        What the worker processes of a DataLoader meet stays with them.
+        """
         return [entry for _, entry in sorted(self._failed.copy().items())]
 
     @property
     def tensor(self) -> Tensor | None:
-        """All images as one uint8 tensor [N, 3, H, W], if they are cached and of one size."""
+        """All images as one uint8 tensor [N, 3, H, W], row i being `store[i]`, if they are cached and of one size."""
         return None if self._kept is None else self._kept.tensor
 
     def __len__(self) -> int:
@@ -86,9 +88,7 @@ class ImageStore(Dataset[Tensor]):
     def __getitem__(self, i: int) -> Tensor:
         if self._kept is not None:
             return self._kept[i]
-        count = len(self)
-        first = range(count)[i]
-        for candidate in itertools.chain(range(first, count), range(first)):
+        for candidate in self._from(i):
             image = self._load(candidate)
             self._check_share_seen()
             if image is not None:
@@ -104,6 +104,23 @@ class ImageStore(Dataset[Tensor]):
         with ThreadPoolExecutor(self.workers) as pool:  # made anew: a pool would survive neither fork nor pickle
             return list(pool.map(self.__getitem__, indices))
 
+    def place(self, i: int) -> int:
+        """The number of the image that `store[i]` is: i, or that of the next good image if i is bad.
+
+        It is known, and so costs nothing, when the store is cached or the image was asked for before.
+        """
+        for candidate in self._from(i):
+            known = candidate in self._seen
+            if candidate not in self._failed and (known or self._load(candidate) is not None):
+                return candidate
+        raise self._none_left()
+
+    def _from(self, i: int) -> Iterator[int]:
+        """All numbers from i on, and round the end."""
+        count = len(self)
+        first = range(count)[i]
+        return itertools.chain(range(first, count), range(first))
+
     def _keep_all(self, memory: int, progress: Callable[[int, int], None] | None) -> _Kept | None:
         """Decode everything; None if that does not fit in `memory`, if possible seen from some images."""
         if memory <= 0:
@@ -115,21 +132,25 @@ class ImageStore(Dataset[Tensor]):
             total = sum(shape.numel() for shape in shapes) * count // max(len(shapes), 1)
             if total > memory:
                 return None
-            kept = _Kept(total if len(set(shapes)) == 1 else min(total, _BLOCK))
+            kept = _Kept(total if len(set(shapes)) == 1 else min(total, _BLOCK), memory)
+            due = 0  # images to keep: bad ones wait for the next good one
             wave = _WAVE * self.workers  # in waves, so that Ctrl-C and too many bad images end it soon
             for start in range(0, count, wave):
                 stop = min(start + wave, count)
                 for image in pool.map(self._load, range(start, stop)):
+                    due += 1
                     if image is not None:
-                        kept.append(image)
+                        if not kept.append(image, due):
+                            return None
+                        due = 0
                 if len(self._failed) / count > self.max_bad:
                     raise self._too_many(of=count)
-                if kept.bytes > memory:
-                    return None
                 if progress is not None:
                     progress(stop, count)
         if len(kept) == 0:
             raise self._none_left()
+        if not kept.append(kept[0], due):
+            return None
         kept.trim()
         return kept
 
@@ -137,13 +158,14 @@ class ImageStore(Dataset[Tensor]):
         """One image at its reduced size, or None if it is bad."""
         if i in self._failed:
             return None
-        self._seen.add(i)
         assert self._images is not None
         try:
             image = self._images.load(i, near=self.side)
         except BadImageError as error:
             self._failed[i] = (self.names[i], str(error.found or error.what))
+            self._seen.add(i)  # in this order, for other threads: what is seen and has not failed is good
             return None
+        self._seen.add(i)
         if min(image.shape[1:]) > self.side:
             image = transforms.resize(image, [self.side], InterpolationMode.BICUBIC, antialias=True)
         return image
@@ -161,6 +183,7 @@ class ImageStore(Dataset[Tensor]):
             expected=f"at most {self.max_bad:.1%}",
             found=self._examples(),
             todo="repair or remove them, or allow a larger share: --max-bad 0.5 (in Python: max_bad=0.5)",
+            bad=self.bad,
         )
 
     def _none_left(self) -> NoImagesError:
@@ -175,9 +198,9 @@ class ImageStore(Dataset[Tensor]):
 class _Kept:
     """Images of any size, packed one after the other into a few large blocks."""
 
-    def __init__(self, expected: int) -> None:
+    def __init__(self, expected: int, limit: int) -> None:
         self.bytes = 0
-        self._expected = expected
+        self._expected, self._limit = expected, limit
         self._blocks: list[Tensor] = []
         self._used = 0  # of the last block
         self._places: list[tuple[int, int, torch.Size]] = []  # block, start, shape
@@ -190,7 +213,15 @@ class _Kept:
         block, start, shape = self._places[i]
         return self._blocks[block][start : start + shape.numel()].view(shape)
 
-    def append(self, image: Tensor) -> None:
+    def append(self, image: Tensor, times: int) -> bool:
+        """Add the image so many times; if that would take more bytes than the limit, say False and add nothing."""
+        if self.bytes + times * image.numel() > self._limit:
+            return False
+        for _ in range(times):  # copies, or the images of one size would not be one tensor
+            self._append(image)
+        return True
+
+    def _append(self, image: Tensor) -> None:
         size = image.numel()
         if not self._blocks or self._used + size > self._blocks[-1].numel():
             usual = _BLOCK if self._blocks else self._expected

@@ -60,7 +60,7 @@ def write_mask_file(
     return write_atomically(Path(path), data)
 
 
-def write_atomically(path: Path, data: bytes, error_type: type[SelfmaskError] = MaskWriteError) -> int:
+def write_atomically(path: Path, data: bytes | memoryview, error_type: type[SelfmaskError] = MaskWriteError) -> int:
     """Write beside, flush to disk, then rename: whatever happens, `path` is the old file or the new one, whole."""
     temporary = path.parent / f".{secrets.token_hex(8)}.tmp"
     try:

@@ -117,7 +117,7 @@ class SwAV(Objective):
             loss = torch.stack(pairs).mean()
         if self.training and self.config.queue_length and progress >= self.config.queue_start:
             self._remember(projections.detach().view(count, -1, self.config.projection)[:large])
-        return loss, {"loss": loss.detach(), **self._metrics(assignments), "queue_used": float(use_queue)}
+        return loss, {**self._metrics(assignments), "queue_used": float(use_queue)}
 
     @torch.no_grad()
     def _assign(self, scores: Tensor, use_queue: bool) -> Tensor:

@@ -56,7 +56,7 @@ class Steps(Dataset[Batch]):
         draws = self.views.draw(self.batch_size, generator(self.seed, "views", step))
         views = self.views(self.store.batch(chosen), draws[self.part])
         views = [view.contiguous(memory_format=torch.channels_last) for view in views]
-        return views if self.labels is None else (views, self.labels[chosen])
+        return views if self.labels is None else (views, self.labels[[self.store.place(i) for i in chosen]])
 
     @lru_cache(maxsize=2)  # noqa: B019 - lives as long as the run
     def _order(self, epoch: int) -> Tensor:

@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.text import Text
 
 _PLAIN_EVERY = 10.0  # seconds between plain lines
 
@@ -40,6 +41,14 @@ class QuietDisplay:
         pass
 
 
+class _WithNumbers(Progress):
+    """A bar, and under it the numbers: on one line, a narrow terminal would cut off the time left."""
+
+    def get_renderables(self) -> Iterator[RenderableType]:
+        yield from super().get_renderables()
+        yield from (Text(task.description, style="dim") for task in self.tasks if task.description)
+
+
 class ConsoleDisplay:
     """Step, loss against ln K, active share, flips, speed and time left; a bar that is drawn over in a terminal."""
 
@@ -64,18 +73,20 @@ class ConsoleDisplay:
         if not self.console.is_terminal:
             yield
             return
-        with self._progress("training", steps) as self._bar:
-            yield
-        self._bar = None
+        try:
+            with self._progress("training", steps) as self._bar:
+                yield
+        finally:
+            self._bar = None
 
     def _progress(self, what: str, total: int) -> Progress:
         columns = (TextColumn(what), BarColumn(24), MofNCompleteColumn(), TimeRemainingColumn(compact=True))
-        bar = Progress(*columns, TextColumn("{task.description}"), console=self.console, transient=True)
+        bar = _WithNumbers(*columns, console=self.console, transient=True, speed_estimate_period=600)
         bar.add_task("", total=total)
         return bar
 
     def say(self, text: str) -> None:
-        self.console.print(text, highlight=False)
+        self.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def line(self, line: Mapping[str, Any]) -> None:
         text, step, now = describe(line), line["step"], time.monotonic()

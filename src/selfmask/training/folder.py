@@ -13,7 +13,8 @@ import io
 import json
 import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from importlib.metadata import version
 from pathlib import Path
 from typing import IO, Any
@@ -22,6 +23,7 @@ import torch
 
 from ..errors import RunBusyError, RunDamagedError, RunExistsError, RunMismatchError, RunWriteError
 from ..maskfile.writer import write_atomically
+from .processes import Processes
 
 _held: set[Path] = set()  # locks are the process's: they would not keep two runs of one process apart
 
@@ -29,14 +31,19 @@ _held: set[Path] = set()  # locks are the process's: they would not keep two run
 class RunFolder:
     """A run folder that this process, and no other, writes to. Use it as a context manager, or call `close`."""
 
-    def __init__(self, path: Path, config: Mapping[str, Any], *, resume: bool) -> None:
-        self.path = path
+    def __init__(self, path: Path, *, resume: bool) -> None:
+        self.path, self._resume = path, resume
         self._lock = self._take()
-        try:
-            self._begin(json.loads(json.dumps(config)), resume)
-        except BaseException:
+        if not resume and self._has_work:
             self.close()
-            raise
+            raise RunExistsError(
+                f"{self.path} holds a run already",
+                todo="continue it with --resume, or choose another folder with --out",
+            )
+
+    @property
+    def _has_work(self) -> bool:
+        return any((self.path / name).exists() for name in ("checkpoints/last.pt", "mask.smn", "result.json"))
 
     def __enter__(self) -> RunFolder:
         return self
@@ -52,33 +59,29 @@ class RunFolder:
         busy = RunBusyError(
             f"another run is writing to {self.path}", todo="wait for it to end, or choose another folder: --out"
         )
+        if self.path.resolve() in _held:  # before the file is opened: closing it again would let go of the lock
+            raise busy
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             lock = (self.path / "lock").open("a")
         except OSError as error:
             raise _unwritable(self.path, error) from error
-        if self.path.resolve() in _held:
-            raise busy
         try:
             fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # unlike flock, not inherited by worker processes
         except OSError as error:
             raise busy from error
         _held.add(self.path.resolve())
+        for left in (*self.path.glob(".*.tmp"), *self.path.glob("checkpoints/.*.tmp")):
+            left.unlink(missing_ok=True)  # half-written by a run that was killed
         return lock
 
-    def _begin(self, config: dict[str, Any], resume: bool) -> None:
-        file = self.path / "config.json"
-        if not file.exists():
-            self.write_json("config.json", config)
+    def begin(self, config: Mapping[str, Any]) -> None:
+        """Say what the run is, or see that it is the one that began here: settings that decide its result are equal."""
+        file, config = self.path / "config.json", json.loads(json.dumps(config))
+        if not self._has_work:
             self.write_json("environment.json", environment())
-            return
-        if not resume:
-            raise RunExistsError(
-                f"{self.path} holds a run already",
-                todo="continue it with --resume, or choose another folder with --out",
-            )
-        before = self._read_json(file)
-        if differ := differences(before, config):
+            self.write_json("config.json", config)
+        elif differ := differences(self._read_json(file), config):
             raise RunMismatchError(
                 f"{self.path} was begun with other settings",
                 expected=", ".join(f"{key} = {old!r}" for key, (old, _) in differ.items()),
@@ -135,10 +138,12 @@ class RunFolder:
 
     # ---- checkpoints ------------------------------------------------------------------------------------------
 
-    def save_checkpoint(self, name: str, state: Mapping[str, Any]) -> None:
+    def save_checkpoint(self, names: Sequence[str], state: Mapping[str, Any]) -> None:
+        """Write one state under each of the names, in their order."""
         buffer = io.BytesIO()
         torch.save(dict(state), buffer)
-        write_atomically(self.path / "checkpoints" / f"{name}.pt", buffer.getvalue(), RunWriteError)
+        for name in names:
+            write_atomically(self.path / "checkpoints" / f"{name}.pt", buffer.getbuffer(), RunWriteError)
 
     def load_checkpoint(self, name: str) -> dict[str, Any] | None:
         """The state that was saved under this name, or None; nothing in it can run code."""
@@ -154,6 +159,15 @@ class RunFolder:
                 todo=f"remove it to begin anew, or begin in another folder with --out; {file.parent} may hold another",
             ) from error
         return state
+
+
+@contextmanager
+def open_folder(path: Path, resume: bool, processes: Processes) -> Iterator[RunFolder | None]:
+    """The run folder in the main process, None in the others; an error there is an error in all."""
+    opened: list[RunFolder] = []
+    processes.from_main(lambda: opened.append(RunFolder(path, resume=resume)))
+    with opened[0] if opened else nullcontext() as folder:
+        yield folder
 
 
 def differences(before: Mapping[str, Any], after: Mapping[str, Any], prefix: str = "") -> dict[str, tuple[Any, Any]]:

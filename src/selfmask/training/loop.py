@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from ..errors import ConfigError, InterruptedRunError
+from ..errors import ConfigError, DivergedRunError, InterruptedRunError
 from ..masking import MaskedModel
 from ..objectives import Objective
 from .batches import Steps
@@ -25,6 +27,7 @@ from .schedule import cosine
 from .seeds import derive
 from .sync_norm import SyncNorm
 
+Precision = Literal["auto", "float32", "bfloat16"]
 Report = Callable[[Mapping[str, Any]], None]
 
 
@@ -33,7 +36,8 @@ class LoopConfig:
     """How long and how to train, whatever is trained.
 
     warmup: share of the run in which rates rise linearly; they then follow a cosine to 0.
-    accumulate: parts that each batch is cut into, to need less memory; gradients are added up.
+    accumulate: parts that each batch is cut into, to need less memory; gradients are added up. To SwAV every part is
+        a batch of its own: it assigns within it.
     precision: "auto" is bfloat16 where a GPU has it, else float32.
     compile: run the model through torch.compile.
     sync_norm: with several processes, batch norm over all their batches and not each one's own.
@@ -45,7 +49,7 @@ class LoopConfig:
     momentum: float = 0.9
     warmup: float = 0.0
     accumulate: int = 1
-    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    precision: Precision = "auto"
     compile: bool = False
     sync_norm: bool = False
     workers: int | None = None
@@ -57,6 +61,8 @@ class LoopConfig:
         for name in ("steps", "accumulate", "log_every", "checkpoint_every"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is out of range", expected="1 or more", found=getattr(self, name))
+        if self.precision not in get_args(Precision):
+            raise ConfigError("unknown precision", expected=", ".join(get_args(Precision)), found=self.precision)
         if self.checkpoint_every % self.log_every:
             raise ConfigError("checkpoint_every must be a multiple of log_every", found=self.checkpoint_every)
 
@@ -91,8 +97,9 @@ def train(
     state = _State(model, objective, optimizer, folder, processes)
     start = state.restore()
     run: Any = torch.compile(model) if config.compile else model
-    workers = config.workers if config.workers is not None else (0 if processes.device.type == "cpu" else 8)
+    workers = processes.workers if config.workers is None else config.workers
     meter = _Meter(model, start)
+    sync_norm = config.sync_norm and processes.count > 1
     model.train()
     objective.train()
     with _stop_flag() as asked_to_stop:
@@ -108,7 +115,7 @@ def train(
             objective.before_step()
             optimizer.zero_grad()
             for part in _parts(batch, config.accumulate, processes.device):
-                with _autocast(config, processes.device), SyncNorm() if config.sync_norm else nullcontext():
+                with _autocast(config, processes.device), SyncNorm() if sync_norm else nullcontext():
                     loss, metrics = objective.loss(run, part, progress)
                 (loss / config.accumulate).backward()  # type: ignore[no-untyped-call]
                 meter.add(loss, metrics, _size(part) * processes.count)
@@ -118,7 +125,12 @@ def train(
 
             done = step + 1
             if done % config.log_every == 0 or done == config.steps:
-                line = meter.line(done, lr=groups[0].lr * factor)
+                line = meter.line(done, processes, lr=groups[0].lr * factor)
+                if not math.isfinite(line["loss"]):  # before it could get into a checkpoint
+                    raise DivergedRunError(
+                        f"the loss is not a number any more at step {done}",
+                        todo="lower the learning rate, or compute in float32; the checkpoint before it is kept",
+                    )
                 state.log(line)
                 for report in reports:
                     report(line)
@@ -151,7 +163,10 @@ class _State:
 
     def restore(self) -> int:
         """Load the last checkpoint into everything; return how many steps are done."""
-        checkpoint = self.processes.share(None if self.folder is None else self.folder.load_checkpoint("last"))
+        checkpoint = self.processes.from_main(lambda: self.folder.load_checkpoint("last") if self.folder else None)
+        step = 0 if checkpoint is None else int(checkpoint["step"])
+        if self.folder is not None:
+            self.folder.forget_log_after(step)
         if checkpoint is None:
             return 0
         # The base's own weights are not in the checkpoint, but the objects keep theirs.
@@ -159,9 +174,9 @@ class _State:
         self.objective.load_state_dict(checkpoint["objective"])
         self.optimizer.load_state_dict(checkpoint["optimizer"])
         self.best = checkpoint["best"]
-        if self.folder is not None:
-            self.folder.forget_log_after(checkpoint["step"])
-        return int(checkpoint["step"])
+        if isinstance(self.model, MaskedModel):
+            self.model.progress = checkpoint["progress"]
+        return step
 
     def log(self, line: Mapping[str, Any]) -> None:
         self.loss = line["loss"]
@@ -171,7 +186,8 @@ class _State:
     def save(self, done: int) -> None:
         if self.folder is None:
             return
-        better, self.best = self.loss < self.best, min(self.loss, self.best)
+        if better := self.loss < self.best:
+            self.best = self.loss
         frozen = "base." if isinstance(self.model, MaskedModel) else None
         state = {
             "step": done,
@@ -183,10 +199,10 @@ class _State:
             "objective": self.objective.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "best": self.best,
+            "progress": getattr(self.model, "progress", None),
         }
-        if better:  # first, so that `last` never knows of a best that is not there
-            self.folder.save_checkpoint("best", state)
-        self.folder.save_checkpoint("last", state)
+        # `best` first, so that `last` never knows of a best that is not there.
+        self.folder.save_checkpoint(["best", "last"] if better else ["last"], state)
 
 
 class _Meter:
@@ -209,9 +225,11 @@ class _Meter:
         self._count += 1
         self._images += images
 
-    def line(self, done: int, **more: float) -> dict[str, Any]:
+    def line(self, done: int, processes: Processes, **more: float) -> dict[str, Any]:
         line: dict[str, Any] = {"step": done}
-        line |= {name: float(value) / self._count for name, value in self._sums.items()}
+        means = torch.tensor([float(value) / self._count for value in self._sums.values()], device=processes.device)
+        processes.average_([means])  # every process saw only its part of the batches
+        line |= dict(zip(self._sums, means.tolist(), strict=True))
         if self._flips is not None:
             active, flips = self._flips.count()
             line |= {"active": active, "flips": flips / max(done - self._since, 1)}
@@ -224,9 +242,13 @@ class _Meter:
 
 def _parts(batch: Any, number: int, device: torch.device) -> Iterator[Any]:
     """The batch on the device, in as many parts as gradients are accumulated over; whatever tensors it is made of."""
-    size = _size(batch)
+    size, rest = divmod(_size(batch), number)
+    if rest:
+        raise ConfigError(
+            "a batch cannot be cut into equal parts", expected=f"a multiple of {number} images", found=_size(batch)
+        )
     for i in range(number):
-        own = slice(size * i // number, size * (i + 1) // number)
+        own = slice(size * i, size * (i + 1))
         yield tree_map(lambda tensor, own=own: tensor[own].to(device, non_blocking=True), batch)
 
 
@@ -250,6 +272,7 @@ def _stop_flag() -> Iterator[Callable[[], bool]]:
 
     def handle(number: int, _: object) -> None:
         raised.set()
+        print("finishing this step, then saving; once more stops at once", file=sys.stderr)
         signal.signal(number, previous[number])
 
     previous: dict[int, Any] = {}

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TypeVar
+import os
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -23,15 +24,18 @@ class Processes:
         self.rank: int = state.process_index
         self.count: int = state.num_processes
         self.device: torch.device = state.device
-        self._state = state
 
     @property
     def is_main(self) -> bool:
         """Whether this process writes files and talks to the user."""
         return self.rank == 0
 
-    def wait(self) -> None:
-        self._state.wait_for_everyone()
+    @property
+    def workers(self) -> int:
+        """How many processes may make views ahead: none on a CPU, which training keeps busy, else up to 8."""
+        if self.device.type == "cpu":
+            return 0
+        return min(8, (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
     def part(self, n: int) -> slice:
         """This process's part of n items that all processes share."""
@@ -58,13 +62,21 @@ class Processes:
         gradients = (parameter.grad for module in modules for parameter in module.parameters())
         self.average_(gradient for gradient in gradients if gradient is not None)
 
-    def share(self, value: T) -> T:
-        """The main process's value, in all processes."""
+    def from_main(self, make: Callable[[], T]) -> T:
+        """What the main process makes, in all processes; an error there is an error in all, so that none waits."""
         if self.count == 1:
-            return value
-        box = [value]
+            return make()
+        box: list[Any] = [None, None]
+        if self.is_main:
+            try:
+                box[0] = make()
+            except Exception as error:
+                box[1] = error
         dist.broadcast_object_list(box)
-        return box[0]
+        if box[1] is not None:
+            raise box[1]
+        value: T = box[0]
+        return value
 
     def any(self, flag: bool) -> bool:
         """Whether the flag is up in any process: all get the same answer."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
+import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ..errors import ConfigError, MissingExtraError
+from ..errors import ConfigError, MissingExtraError, RunWriteError
 
 Log = Callable[[dict[str, float], int], None]
 
@@ -15,11 +18,13 @@ Log = Callable[[dict[str, float], int], None]
 class Trackers:
     """Passes every line of the log on. They start with the first line: only then is it known where a run goes on."""
 
-    def __init__(self, names: Sequence[str], folder: Path | None, config: Mapping[str, Any]) -> None:
+    def __init__(self, names: Sequence[str], folder: Path | None) -> None:
         """`folder` is None in processes that do not write."""
         if unknown := set(names) - set(_KINDS):
             raise ConfigError("unknown tracker", expected=", ".join(_KINDS), found=", ".join(sorted(unknown)))
-        self._names, self._folder, self._config = names, folder, config
+        for name in names:
+            _module(name)  # a missing one is told before the work
+        self._names, self._folder = names, folder
         self._started: list[tuple[Log, Callable[[], None]]] = []
 
     def __enter__(self) -> Trackers:
@@ -27,24 +32,27 @@ class Trackers:
 
     def __exit__(self, *_: object) -> None:
         for _log, close in self._started:
-            close()
+            with suppress(OSError):  # a full disk is told by whoever met it first
+                close()
 
     def line(self, line: Mapping[str, Any]) -> None:
         if self._folder is None:
             return
         step = int(line["step"])
-        if not self._started:
-            self._started = [_KINDS[name](self._folder, self._config, step) for name in self._names]
         numbers = {key: float(value) for key, value in line.items() if key != "step"}
-        for log, _close in self._started:
-            log(numbers, step)
+        try:
+            if not self._started:
+                self._started = [_KINDS[name](self._folder, step) for name in self._names]
+            for log, _close in self._started:
+                log(numbers, step)
+        except OSError as error:
+            todo = "make room on the disk, then go on with --resume"
+            raise RunWriteError("the log could not be passed on", found=error, todo=todo) from error
 
 
-def _tensorboard(folder: Path, config: Mapping[str, Any], step: int) -> tuple[Log, Callable[[], None]]:
-    from torch.utils.tensorboard import SummaryWriter
-
+def _tensorboard(folder: Path, step: int) -> tuple[Log, Callable[[], None]]:
     # What a killed run logged after its last checkpoint is hidden: it happens again now.
-    writer = SummaryWriter(str(folder / "events"), purge_step=step)
+    writer = _module("tensorboard").SummaryWriter(str(folder / "events"), purge_step=step)
 
     def log(numbers: dict[str, float], step: int) -> None:
         for name, value in numbers.items():
@@ -53,23 +61,28 @@ def _tensorboard(folder: Path, config: Mapping[str, Any], step: int) -> tuple[Lo
     return log, writer.close
 
 
-def _wandb(folder: Path, config: Mapping[str, Any], step: int) -> tuple[Log, Callable[[], None]]:
-    run = _extra("wandb").init(project="selfmask", name=folder.name, dir=str(folder), config=dict(config))
+def _wandb(folder: Path, step: int) -> tuple[Log, Callable[[], None]]:
+    # The same folder is the same run, also when it is resumed.
+    identity = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]
+    config = json.loads((folder / "config.json").read_text())
+    run = _module("wandb").init(
+        project="selfmask", name=folder.name, dir=str(folder), config=config, id=identity, resume="allow"
+    )
     return lambda numbers, step: run.log(numbers, step=step), run.finish
 
 
-def _mlflow(folder: Path, config: Mapping[str, Any], step: int) -> tuple[Log, Callable[[], None]]:
-    mlflow = _extra("mlflow")
+def _mlflow(folder: Path, step: int) -> tuple[Log, Callable[[], None]]:
+    mlflow = _module("mlflow")
     mlflow.set_experiment("selfmask")
     mlflow.start_run(run_name=folder.name)
     return lambda numbers, step: mlflow.log_metrics(numbers, step=step), mlflow.end_run
 
 
-def _extra(module: str) -> Any:
+def _module(name: str) -> Any:
     try:
-        return importlib.import_module(module)
+        return importlib.import_module("torch.utils.tensorboard" if name == "tensorboard" else name)
     except ImportError as error:
-        raise MissingExtraError(f"{module} is not installed", todo="pip install 'selfmask[track]'") from error
+        raise MissingExtraError(f"{name} is not installed", todo="pip install 'selfmask[track]'") from error
 
 
 _KINDS = {"tensorboard": _tensorboard, "wandb": _wandb, "mlflow": _mlflow}

@@ -1,0 +1,53 @@
+"""What a backbone takes and gives, found by trying: the length of its vectors, and the sizes of images it can see."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from .errors import ConfigError, NotABackboneError
+
+_STRIDES = (14, 16, 28, 32)  # sides of patches and windows: most networks want a multiple of one of them
+
+
+def features_of(model: nn.Module, side: int) -> int:
+    """The length of the vectors that the model gives for square images of this side."""
+    try:
+        vectors = _try(model, side)
+    except (RuntimeError, AssertionError, ValueError) as error:
+        raise ConfigError(
+            f"the backbone does not take images of {side} x {side} pixels",
+            found=str(error).splitlines()[0] if str(error) else type(error).__name__,
+            todo="leave the size to the backbone, or give another: --size",
+        ) from error
+    if not isinstance(vectors, Tensor) or vectors.ndim != 2:
+        raise NotABackboneError(
+            "the model does not map an image to one vector",
+            expected="an output of [images, features]",
+            found=list(vectors.shape) if isinstance(vectors, Tensor) else type(vectors).__name__,
+            todo="pool its output first; timm models do with num_classes=0",
+        )
+    return vectors.shape[1]
+
+
+def small_side(model: nn.Module, wanted: int, full: int) -> int:
+    """The wanted side of small views, or the nearest that the model takes; `full` if it takes no other than that."""
+    near = sorted({max(1, round(wanted / stride)) * stride for stride in _STRIDES}, key=lambda side: abs(side - wanted))
+    for side in (wanted, *near):
+        try:
+            _try(model, side)
+        except (RuntimeError, AssertionError, ValueError):
+            continue
+        return side
+    return full
+
+
+def _try(model: nn.Module, side: int) -> object:
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            output: object = model(torch.zeros(1, 3, side, side, device=next(model.parameters()).device))
+            return output
+    finally:
+        model.train(was_training)
