@@ -14,7 +14,10 @@ test: .venv/ready-dev
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 bench: .venv/ready-dev
-	$(BIN)/python -m benchmarks
+	status=0; \
+	$(BIN)/python -m benchmarks || status=1; \
+	$(BIN)/python -m benchmarks.adapting || status=1; \
+	exit $$status
 
 format: .venv/ready-dev
 	$(BIN)/ruff check --fix .

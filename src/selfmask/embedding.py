@@ -15,6 +15,7 @@ from torchvision.transforms.v2 import functional as image_functions
 
 from .data import Images
 from .errors import BadImageError, ConfigError
+from .fitting import as_vectors
 from .maskfile import Preprocessing
 
 _LONGEST = 4  # an image longer than this many times its shorter side is cropped first: resizing it could fill memory
@@ -160,15 +161,8 @@ def _run(model: nn.Module, prepared: _Prepared, how: Preprocessing) -> EmbeddedB
         mean, std = (pixels.new_tensor(values).view(-1, 1, 1) for values in (how.mean, how.std))
         batch = pixels.mul_(1 / (255 * std)).sub_(mean / std)
         features = model(batch.to(parameter.dtype))
-    if not isinstance(features, Tensor) or features.ndim != 2:
-        raise ConfigError(
-            "the model does not map images to vectors",
-            expected="a tensor of one row an image",
-            found=list(features.shape) if isinstance(features, Tensor) else type(features).__name__,
-            todo="give the part that ends in pooled features, without a head",
-        )
     # Cloned outside of inference mode: an ordinary tensor, that can be trained on.
-    return EmbeddedBatch(prepared.indices, features.float().cpu().clone(), prepared.bad)
+    return EmbeddedBatch(prepared.indices, as_vectors(features).float().cpu().clone(), prepared.bad)
 
 
 @contextmanager

@@ -20,14 +20,19 @@ def features_of(model: nn.Module, side: int) -> int:
             found=str(error).splitlines()[0] if str(error) else type(error).__name__,
             todo="leave the size to the backbone, or give another: --size",
         ) from error
-    if not isinstance(vectors, Tensor) or vectors.ndim != 2:
+    return as_vectors(vectors).shape[1]
+
+
+def as_vectors(output: object) -> Tensor:
+    """The output of a model, if it is one vector an image."""
+    if not isinstance(output, Tensor) or output.ndim != 2:
         raise NotABackboneError(
             "the model does not map an image to one vector",
             expected="an output of [images, features]",
-            found=list(vectors.shape) if isinstance(vectors, Tensor) else type(vectors).__name__,
+            found=list(output.shape) if isinstance(output, Tensor) else type(output).__name__,
             todo="pool its output first; timm models do with num_classes=0",
         )
-    return vectors.shape[1]
+    return output
 
 
 def small_side(model: nn.Module, wanted: int, full: int) -> int:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from selfmask import MaskConfig, embedding, get_masked_model
 from selfmask.data import open_images
 from selfmask.embedding import embed, embed_batches, fit
-from selfmask.errors import BadImageError, ConfigError
+from selfmask.errors import BadImageError, ConfigError, NotABackboneError
 from selfmask.maskfile import Preprocessing
 
 from .samples import HOW, pictures, tiny
@@ -182,7 +182,7 @@ def test_half_precision_models_get_half_precision_images() -> None:
 
 
 def test_what_gives_no_vectors_is_refused() -> None:
-    with pytest.raises(ConfigError, match="vectors"):
+    with pytest.raises(NotABackboneError, match="one vector"):
         embed(nn.Conv2d(3, 4, 3), InMemory(4), HOW)
     with pytest.raises(ConfigError, match="batch size"):
         embed(tiny(), InMemory(4), HOW, batch_size=0)
