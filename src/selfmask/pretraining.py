@@ -20,7 +20,6 @@ from .training import LoopConfig, ParameterGroup, Processes, Steps, open_folder,
 from .training.display import Display
 
 BATCH = 256
-WEIGHT_DECAY = 5e-4
 WEIGHTS = "tiny.safetensors"
 
 
@@ -48,13 +47,14 @@ def pretrain(
         )
         steps = round(epochs * batches.per_epoch)
         config = {"images": images, "epochs": epochs, "labels": labels, "lr": lr, "seed": seed, "steps": steps}
-        config |= {"batch_size": BATCH, "weight_decay": WEIGHT_DECAY, "views": dataclasses.asdict(views)}
+        decay = 5e-4 if labels else 1e-4
+        config |= {"batch_size": BATCH, "weight_decay": decay, "views": dataclasses.asdict(views)}
         if isinstance(objective, SwAV):
             config |= {"swav": dataclasses.asdict(objective.config)}
         processes.from_main(lambda: folder.begin(config) if folder else None)
         loop = LoopConfig(steps=steps, warmup=0.1, seed=seed, checkpoint_every=100)
         objective.to(processes.device)
-        group = ParameterGroup([*model.parameters(), *objective.parameters()], lr, WEIGHT_DECAY)
+        group = ParameterGroup([*model.parameters(), *objective.parameters()], lr, decay)
         with display.training(steps):
             train(model, objective, [group], batches, loop, folder, processes, [display.line])
         if folder is not None:

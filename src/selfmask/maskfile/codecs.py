@@ -13,7 +13,6 @@ operations (a range coder walks through every weight), and fits on one page of a
 from __future__ import annotations
 
 import lzma
-import os
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
@@ -68,14 +67,10 @@ def decode(coded: Coded, sizes: Mapping[str, int], weights: Mapping[str, Tensor]
     shared = [name for name in sorted(tensors) if tensors[name][0] == LZMA]
     unshared = _unlzma(stream, [-(-sizes[name] // 8) for name in shared])
     bits = dict(zip(shared, unshared, strict=True))
-    riced = [name for name in tensors if tensors[name][0] == RICE]
-    riced.sort(key=lambda name: -sizes[name])
-    workers = min(4, os.cpu_count() or 1) if sum(sizes.values()) > _CHUNK else 1
-    with ThreadPoolExecutor(workers) as pool:  # numpy lets go of the interpreter lock, mostly
-        unriced = pool.map(lambda name: _unrice(tensors[name][1], sizes[name], weights[name]), riced)
-        bits |= dict(zip(riced, unriced, strict=True))
     for name, (codec, payload) in tensors.items():
-        if codec == RAW:
+        if codec == RICE:  # one after the other: threads fight over the interpreter and over fresh memory
+            bits[name] = _unrice(payload, sizes[name], weights[name])
+        elif codec == RAW:
             bits[name] = np.frombuffer(payload, np.uint8).copy()  # a copy can be written to
         elif codec == LZMA and payload:
             raise CorruptMaskFileError("bytes beside the shared stream", found=f"{len(payload)} for {name}")

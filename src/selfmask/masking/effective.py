@@ -77,9 +77,8 @@ class EffectiveWeight:
         return self.buffer
 
     def finish(self, score: Tensor | None, weight: Tensor, inv_alpha: float, detach_alpha: bool) -> None:
-        """Turn the mask in the buffer into the effective weight, tied to `score` where a gradient is wanted."""
+        """Tie the effective weight in the buffer to `score`, where a gradient is wanted."""
         assert self.buffer is not None
-        apply_mask_(self.buffer, weight, inv_alpha)
         if score is None:
             self.output = self.buffer
         else:

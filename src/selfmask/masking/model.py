@@ -24,7 +24,7 @@ from ..maskfile import (
     write_mask_file,
 )
 from .config import MaskConfig
-from .effective import EffectiveWeight, count_ones, inverse_alpha, unpack_mask_
+from .effective import EffectiveWeight, apply_mask_, count_ones, inverse_alpha, unpack_mask_
 from .norms import norm_buffers, norm_layers, plain_average, saved_statistics
 from .rules import choose_fraction, initial_scores, write_mask
 from .selection import select_parameters, tied_names
@@ -313,34 +313,37 @@ class MaskedModel(nn.Module):
         if not current:
             with torch.inference_mode(False), torch.no_grad():
                 self._slots = {name: self._slots.get(name) or EffectiveWeight() for name in tied}
-                inverse = self._write_masks(active, weights, scores)
+                inverse = self._write_effective(active, weights, scores)
             for name, weight in weights.items():
                 score = scores[name] if name in tracked else None
                 self._slots[name].finish(score, weight, inverse[name], self.config.detach_alpha)
             self._slots_key = key
         return {alias: self._slots[name].output for name, names in tied.items() for alias in names}  # type: ignore[misc]
 
-    def _write_masks(
+    def _write_effective(
         self, active: str, weights: dict[str, Tensor], scores: dict[str, nn.Parameter]
     ) -> dict[str, float]:
-        """Write the mask of every tensor into its slot; return 1 / alpha of each."""
+        """Write the effective weight of every tensor into its slot; return 1 / alpha of each."""
+        slots = {name: self._slots[name].blank(weight) for name, weight in weights.items()}
         if active == self._trained:
             counts = []
-            for name, weight in weights.items():
-                out = self._slots[name].blank(weight)
+            for name, out in slots.items():
                 write_mask(scores[name], self.config, self._progress, self._chosen.get(name), out)
                 counts.append(count_ones(out))
             # One transfer for all counts: on a GPU each would wait for the device.
-            number_on = dict(zip(weights, torch.stack(counts).tolist(), strict=True))
-        else:
-            mask = self._packed[active]
-            number_on = {}
-            for name, weight in weights.items():
-                flags = mask.chosen.get(name)
-                chosen = None if flags is None else unpack_bits(flags, weight.numel()).view(weight.shape)
-                unpack_mask_(mask.bits[name], chosen, self._slots[name].blank(weight))
-                number_on[name] = mask.active[name] + weight.numel() - mask.sizes[name]
-        return {name: inverse_alpha(number_on[name], weight.numel()) for name, weight in weights.items()}
+            number_on = torch.stack(counts).tolist()
+            inverse = {name: inverse_alpha(on, slots[name].numel()) for name, on in zip(slots, number_on, strict=True)}
+            for name, out in slots.items():
+                apply_mask_(out, weights[name], inverse[name])
+            return inverse
+        mask, inverse = self._packed[active], {}
+        for name, out in slots.items():
+            weight, flags = weights[name], mask.chosen.get(name)
+            chosen = None if flags is None else unpack_bits(flags, weight.numel()).view(weight.shape)
+            inverse[name] = inverse_alpha(mask.active[name] + weight.numel() - mask.sizes[name], weight.numel())
+            unpack_mask_(mask.bits[name], chosen, out)
+            apply_mask_(out, weight, inverse[name])
+        return inverse
 
     @torch.no_grad()
     def masks(self) -> Iterator[tuple[str, Tensor]]:
