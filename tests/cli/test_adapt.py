@@ -112,7 +112,7 @@ def test_the_demo_measures_before_and_after(tmp_path: Path) -> None:
     result = json.loads((tmp_path / "runs/demo/result.json").read_text())
     wanted = {"knn_before", "knn_after", "probe_before", "probe_after", "mask_bytes", "base_bytes", "seconds", "seed"}
     assert wanted <= set(result)
-    assert result["knn_before"] > 0.7  # the bundled backbone is a real one
+    assert result["knn_before"] > 0.65  # the bundled backbone is a real one
     assert result["mask_bytes"] < result["base_bytes"] / 20
     assert "k-NN accuracy" in done.stdout
     assert "url(" not in (tmp_path / "demo.svg").read_text().replace("url(#", "")  # nothing is loaded from elsewhere
