@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import sys
-import tempfile
-from pathlib import Path
 
 import timm
 from rich.console import Console
-from rich.table import Table
 
 from . import serving, storage, training
-from .common import Row, imagenet_lite0, learn_mask
+from .common import Row, as_table, imagenet_lite0, learn_mask
 
 RESNETS = ("resnet18", "resnet50")
 
@@ -35,20 +32,10 @@ def main() -> int:
     rows += learned + storage.synthetic_rows()
     rows += storage.range_coder_rows("resnet50 (random)", masks["resnet50 (random)"])
     other = learn_mask(resnet50, lr=1.0, steps=90, select="paper-resnet")
-    with tempfile.TemporaryDirectory() as folder:
-        rows += serving.loading_rows(Path(folder), resnet50, [masks["resnet50 (random)"], other])
+    rows += serving.loading_rows(resnet50, [masks["resnet50 (random)"], other])
     console.print(table)
     console.print(as_table(rows))
     return 0 if all(row.holds for row in rows) else 1
-
-
-def as_table(rows: list[Row]) -> Table:
-    table = Table("measure", "ours", "other", "ratio", "limit", "", title="Ratios, all from one run")
-    for row in rows:
-        limit = "" if row.limit is None else f"<= {row.limit}"
-        mark = "" if row.limit is None else ("ok" if row.holds else "OVER")
-        table.add_row(row.what, row.ours, row.other, f"{row.ratio:.3f}", limit, mark)
-    return table
 
 
 if __name__ == "__main__":

@@ -32,8 +32,7 @@ from selfmask.objectives import SwAV
 from selfmask.training import LoopConfig, ParameterGroup, Processes, Steps, train
 
 from . import views as view_rows
-from .__main__ import as_table
-from .common import BATCH, Row, peak_memory, timed
+from .common import BATCH, Row, as_table, peak_memory, timed
 from .views import pil_pipeline
 
 SIZE, ROUNDS, STEPS = 64, 5, 6

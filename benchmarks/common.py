@@ -13,6 +13,7 @@ from pathlib import Path
 import timm
 import torch
 import torch.nn.functional as F
+from rich.table import Table
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
@@ -63,6 +64,15 @@ def as_row(what: str, measured: list[tuple[float, float]], limit: float | None) 
     mine, theirs = (statistics.median(column) for column in zip(*measured, strict=True))
     ratio = statistics.median(a / b for a, b in measured)
     return Row(what, f"{mine * 1e3:.1f} ms", f"{theirs * 1e3:.1f} ms", ratio, limit)
+
+
+def as_table(rows: list[Row]) -> Table:
+    table = Table("measure", "ours", "other", "ratio", "limit", "", title="Ratios, all from one run")
+    for row in rows:
+        limit = "" if row.limit is None else f"<= {row.limit:.4g}"
+        mark = "" if row.limit is None else ("ok" if row.holds else "OVER")
+        table.add_row(row.what, row.ours, row.other, f"{row.ratio:.3f}", limit, mark)
+    return table
 
 
 def peak_memory() -> int:

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import timm
 import torch
+from rich.console import Console
 from torch import nn
 
 from selfmask import MaskedModel
 
-from .common import BATCH, SIZE, Row, learn_mask, timed
+from .common import BATCH, SIZE, Row, as_table, learn_mask, timed
 
 
 def forward_rows(name: str) -> list[Row]:
@@ -27,8 +28,13 @@ def forward_rows(name: str) -> list[Row]:
         return [timed(label, lambda: masked(images), lambda: base(images), 1.02, repeats=51)]
 
 
-def loading_rows(folder: Path, base: nn.Module, masks: list[MaskedModel]) -> list[Row]:
+def loading_rows(base: nn.Module, masks: list[MaskedModel]) -> list[Row]:
     """`masks` are two learned ResNet-50 masks on `base`."""
+    with tempfile.TemporaryDirectory() as folder:
+        return _loading_rows(Path(folder), base, masks)
+
+
+def _loading_rows(folder: Path, base: nn.Module, masks: list[MaskedModel]) -> list[Row]:
     checkpoint = folder / "full.pt"
     torch.save(base.state_dict(), checkpoint)
     files = [folder / f"{i}.smn" for i in range(2)]
@@ -65,3 +71,9 @@ def loading_rows(folder: Path, base: nn.Module, masks: list[MaskedModel]) -> lis
             f"{label}: first mask on a base (hashes it) / load a checkpoint", load_first_mask, load_checkpoint, None, 9
         ),
     ]
+
+
+if __name__ == "__main__":  # the loading rows alone
+    resnet50 = timm.create_model("resnet50", num_classes=0, zero_init_last=False)
+    learned = [learn_mask(resnet50, lr=1.0, steps=steps, select="paper-resnet") for steps in (100, 90)]
+    Console(width=150).print(as_table(loading_rows(resnet50, learned)))

@@ -36,7 +36,7 @@ def demo(
 
     console = Console(stderr=as_json, record=picture is not None, width=100 if picture else None)
     backbone = load_backbone(BACKBONE)
-    console.print(f"backbone {BACKBONE} ({backbone.note}), images {IMAGES}", highlight=False)
+    console.print(f"backbone {BACKBONE}, images {IMAGES}", highlight=False)
     result = adapt(
         backbone.model,
         IMAGES,

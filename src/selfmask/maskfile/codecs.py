@@ -6,7 +6,7 @@ rice   an entropy coder that models the mask. The gradient of a score carries a 
        classes by |w|, and in each class the gaps between the rarer symbol are Golomb-Rice coded.
 lzma   for patterns the model does not know (blocks, rows): all tensors that choose it share one stream.
 
-Why our own Rice coder and not a range coder: it is within 3 % of one (`make bench`), decodes with whole-array
+Why our own Rice coder and not a range coder: it is within 6 % of one (`make bench`), decodes with whole-array
 operations (a range coder walks through every weight), and fits on one page of a specification.
 """
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,12 @@ from torch import Tensor
 
 Bits = npt.NDArray[np.uint8]
 
-# Row b holds the eight bits of byte b, most significant first (numpy.packbits order).
-_BITS_OF_BYTE = torch.from_numpy(np.unpackbits(np.arange(256, dtype=np.uint8)).reshape(256, 8).copy())
+
+@cache
+def _bits_of_pairs(device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Row b holds the sixteen bits of the two bytes b, most significant first (numpy.packbits order)."""
+    pairs = np.arange(1 << 16, dtype=">u2").view(np.uint8)
+    return torch.from_numpy(np.unpackbits(pairs).reshape(-1, 16)).to(device, dtype)
 
 
 def count_ones(mask: Tensor) -> Tensor:
@@ -34,16 +39,17 @@ def apply_mask_(mask: Tensor, weight: Tensor, inv_alpha: float) -> Tensor:
 
 
 def unpack_mask_(packed: Bits, chosen: Tensor | None, out: Tensor) -> None:
-    """Write a bit-packed mask as zeros and ones into `out`; a look-up of whole bytes beats unpacking bits."""
+    """Write a bit-packed mask as zeros and ones into `out`; a look-up of two bytes at once beats unpacking bits."""
     if chosen is not None:
         bits = torch.from_numpy(np.unpackbits(packed, count=int(chosen.sum())))
         out.fill_(1)
         out[chosen] = bits.to(out.device, out.dtype)
         return
-    index = torch.from_numpy(packed).to(out.device, torch.int32)
-    table = _BITS_OF_BYTE.to(out.device, out.dtype)
-    if out.is_contiguous() and out.numel() == 8 * index.numel():
-        torch.index_select(table, 0, index, out=out.view(-1, 8))
+    padded = np.append(packed, np.uint8(0)) if packed.size % 2 else packed
+    index = torch.from_numpy(padded.view(">u2").astype(np.int32)).to(out.device)
+    table = _bits_of_pairs(out.device, out.dtype)
+    if out.is_contiguous() and out.numel() == 16 * index.numel():
+        torch.index_select(table, 0, index, out=out.view(-1, 16))
     else:
         out.copy_(table.index_select(0, index).flatten()[: out.numel()].view(out.shape))
 
