@@ -19,7 +19,6 @@ def demo(
     preset: Annotated[Preset, typer.Option(help="Which settings.")] = Preset.reference,
     steps: Annotated[int, typer.Option(help="How many steps.")] = 240,
     seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
-    picture: Annotated[Path | None, typer.Option(help="Also draw what is printed, as an SVG file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
 ) -> None:
     """Adapt a small network that has only seen CIFAR-10 to pictures of clothes, and measure what it brought.
@@ -34,7 +33,7 @@ def demo(
     from ..presets import AdaptConfig
     from ..training.display import ConsoleDisplay
 
-    console = Console(stderr=as_json, record=picture is not None, width=100 if picture else None)
+    console = Console(stderr=as_json)
     backbone = load_backbone(BACKBONE)
     console.print(f"backbone {BACKBONE}, images {IMAGES}", highlight=False)
     result = adapt(
@@ -50,7 +49,5 @@ def demo(
     ).result
     if as_json:
         print(json.dumps(result, indent=2))
-        return
-    show(console, out, result)
-    if picture is not None:
-        console.save_svg(str(picture), title="selfmask demo", unique_id="demo")
+    else:
+        show(console, out, result)
