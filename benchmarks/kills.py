@@ -23,6 +23,10 @@ def start(folder: Path) -> subprocess.Popen[bytes]:
     return subprocess.Popen([*COMMAND, str(folder)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
+def same_mask(one: Path, other: Path) -> bool:
+    return (one / "mask.smn").read_bytes() == (other / "mask.smn").read_bytes()
+
+
 def main() -> int:
     chance = random.Random(0)
     with tempfile.TemporaryDirectory() as folder:
@@ -30,28 +34,27 @@ def main() -> int:
         begin = time.monotonic()
         assert start(whole).wait() == 0
         life = time.monotonic() - begin
-        kills = []
+        kills = 0
         while True:
             child = start(cut)
-            if len(kills) == KILLS:
+            if kills == KILLS:
                 assert child.wait() == 0
                 break
             try:
-                child.wait(chance.uniform(0.2, 0.9) * life)
+                child.wait(chance.uniform(0.1, 0.7) * life)
             except subprocess.TimeoutExpired:
                 child.kill()
                 child.wait()
-            log = cut / "log.jsonl"
-            done = len(log.read_text().splitlines()) * 10 if log.exists() else 0
-            kills.append(done)
-            print(f"kill {len(kills)}: {done} steps logged, mask written: {(cut / 'mask.smn').exists()}", flush=True)
-            if (cut / "result.json").exists():  # it got through: begin another run, the count goes on
-                same = (cut / "mask.smn").read_bytes() == (whole / "mask.smn").read_bytes()
-                print(f"finished in between, mask bit-identical: {same}", flush=True)
-                if not same:
-                    return 1
-                cut = Path(folder) / f"cut{len(kills)}"
-        same = (cut / "mask.smn").read_bytes() == (whole / "mask.smn").read_bytes()
+                kills += 1
+                log = cut / "log.jsonl"
+                done = len(log.read_text().splitlines()) * 10 if log.exists() else 0
+                print(f"kill {kills}: {done} steps logged, mask written: {(cut / 'mask.smn').exists()}", flush=True)
+                continue
+            if not same_mask(cut, whole):  # it got through before its turn: begin another run, the count goes on
+                break
+            print("finished in between, mask bit-identical", flush=True)
+            cut = Path(folder) / f"cut{kills}"
+        same = same_mask(cut, whole)
     print(f"{KILLS} kills; mask bit-identical to the uninterrupted run's: {same}")
     return 0 if same else 1
 

@@ -192,6 +192,14 @@ def test_norms_over_all_processes_are_those_of_one_that_is_alone(tmp_path: Path)
     assert same(tmp_path / "apart", tmp_path / "synced")
 
 
+def test_half_precision_learns_too_and_keeps_scores_and_heads_exact(tmp_path: Path) -> None:
+    result = run(tmp_path / "run", precision="bfloat16")
+    assert all(score.dtype == torch.float32 for score in result.model.scores.values())
+    assert result.result["active"] < 1
+    whole = run(tmp_path / "whole")
+    assert result.log[0]["loss"] == pytest.approx(whole.log[0]["loss"], rel=0.02)
+
+
 def test_signals_are_handed_back(tmp_path: Path) -> None:
     before = signal.getsignal(signal.SIGINT)
     run(tmp_path / "run")
