@@ -14,24 +14,27 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from .data import Images, ImageStore, open_images
 from .data.views import MultiCrop, ViewsConfig
+from .embedding import fit, normalised
 from .errors import ConfigError, InterruptedRunError, TooFewImagesError, TooManyBadImagesError
 from .fitting import features_of, small_side
 from .maskfile import Preprocessing
 from .masking import MaskedModel, get_masked_model
-from .objectives import SwAV
+from .objectives import Contrast, Objective, SwAV
 from .outcome import Labelled, check_labels, finish
 from .presets import AdaptConfig
-from .training import ParameterGroup, Processes, RunFolder, Steps, open_folder, train
+from .quality import Quality
+from .training import Guard, ParameterGroup, Processes, RunFolder, Steps, open_folder, train
 from .training.display import Display, QuietDisplay
-from .training.seeds import derive
+from .training.seeds import derive, generator
 from .training.trackers import Trackers
 
 IMAGENET = Preprocessing((224, 224), (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), "bilinear")
+_HELD_OUT = 256  # images that the gate looks at, or a fifth of all if they are few
 _CACHE_SIDE = 2  # cached images keep twice the pixels of a large crop a side: small crops stay sharp
 
 
@@ -43,6 +46,19 @@ class AdaptResult:
     result: dict[str, Any]
     log: list[dict[str, Any]]
     folder: Path | None
+
+    @property
+    def helped(self) -> bool | None:
+        """Whether the representation got better, as far as can be told without labels; None if it was not measured.
+
+        If not, the mask is the identity: the model is the frozen backbone.
+        """
+        return None if "kept" not in self.result else self.result["kept"] == "mask"
+
+    @property
+    def quality(self) -> list[tuple[int, float]]:
+        """The label-free quality over the run: pairs of step and quality. The start is `result["quality_before"]`."""
+        return [(line["step"], line["quality"]) for line in self.log if "quality" in line]
 
 
 def adapt(
@@ -72,7 +88,7 @@ def adapt(
     max_bad: share of images that may fail to decode.
     labelled: images to measure with at the end, before and after.
     """
-    config = config or AdaptConfig.preset("reference")
+    config = config or AdaptConfig.preset("fast")
     config.loop(1)  # what cannot work is said before the work
     check_labels(labelled)
     processes, display, start = Processes(), display or QuietDisplay(), time.perf_counter()
@@ -80,16 +96,8 @@ def adapt(
     masked.preprocessing = how = _preprocessing(masked, preprocessing, config.size)
     masked.base_name = (about or {}).get("backbone", masked.base_name)
     masked.to(processes.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-    objective = SwAV(
-        *(features_of(masked, how.size[0]), config.swav),
-        large_crops=config.views.large,
-        seed=derive(config.seed, "heads"),
-    ).to(processes.device)
+    features = features_of(masked, how.size[0])
     views = _views(masked, config.views, how, display)
-    groups = [
-        ParameterGroup(list(masked.scores.parameters()), config.score_lr),
-        ParameterGroup(list(objective.parameters()), config.head_lr, config.head_weight_decay),
-    ]
     result: dict[str, Any] = {}
     log: list[dict[str, Any]] = []
     with (
@@ -98,7 +106,10 @@ def adapt(
         Trackers(config.track, Path(place) if folder else None) as trackers,
     ):
         store = _store(images, how, max_bad, display, folder)
-        batches = Steps(store, views, batch_size=config.batch_size, seed=config.seed, processes=processes)
+        held, trained = _held_out(len(store), config)
+        batches = Steps(
+            store, views, batch_size=config.batch_size, seed=config.seed, processes=processes, among=trained
+        )
         steps = config.number_of_steps(batches.per_epoch)
         deciding = {
             **{"backbone": masked.base_name, "weights": None, "size": how.size[0], **(about or {})},
@@ -106,11 +117,25 @@ def adapt(
             **{"processes": processes.count, "adapt": config.to_dict()},
         }
         processes.from_main(lambda: folder.begin(deciding) if folder else None)
+        reference = _reference(batches, config, processes)
+        if config.mask.norm == "anchored":
+            masked.anchor(reference)
+        objective = _objective(masked, features, reference, config).to(processes.device)
+        groups = [
+            ParameterGroup(
+                list(masked.scores.parameters()),
+                config.score_lr / (_layers(masked) if config.per_tensor else 1),
+                per_tensor=config.per_tensor,
+                start=config.heads_first,
+            ),
+            ParameterGroup(list(objective.parameters()), config.head_lr, config.head_weight_decay),
+        ]
+        guard = _guard(masked, store, held, how, reference, config, processes) if config.gate else None
         before = time.perf_counter()
         try:
             with display.training(steps):
                 reports = [display.line, trackers.line]
-                train(masked, objective, groups, batches, config.loop(steps), folder, processes, reports)
+                train(masked, objective, groups, batches, config.loop(steps), folder, processes, reports, guard)
         except InterruptedRunError as error:
             if out is not None:
                 raise
@@ -121,9 +146,73 @@ def adapt(
             if (result := folder.result or {}) == {}:
                 display.say("measuring, and writing the report")
                 numbers = {"steps": steps, "seed": config.seed, "images": len(store) - len(store.bad)}
+                if guard is not None:
+                    numbers |= _verdict(guard)
                 result = finish(masked, how, store, folder, numbers, labelled, outside, with_report=out is not None)
             log = folder.read_log()
     return AdaptResult(masked, result, log, None if out is None else Path(out))
+
+
+def _held_out(count: int, config: AdaptConfig) -> tuple[list[int], list[int]]:
+    """Numbers of the images that the gate looks at, and of those that are trained on."""
+    held = min(_HELD_OUT, count // 5) if config.gate else 0
+    order = torch.randperm(count, generator=generator(config.seed, "held out")).tolist()
+    return sorted(order[:held]), sorted(order[held:])
+
+
+def _reference(batches: Steps, config: AdaptConfig, processes: Processes) -> list[Tensor]:
+    """One batch of views, as many as a step has, that stands for what is trained on; the same in all processes."""
+    count = min(2 * config.batch_size, len(batches.among))
+    place = torch.randperm(len(batches.among), generator=generator(config.seed, "reference"))[:count]
+    images = batches.store.batch(batches.among[place].tolist())
+    views = batches.views(images, batches.views.draw(count, generator(config.seed, "reference views")))
+    return [views[0].to(processes.device, memory_format=torch.channels_last)]
+
+
+def _objective(masked: MaskedModel, features: int, reference: list[Tensor], config: AdaptConfig) -> Objective:
+    large = config.views.large
+    if config.objective == "swav":
+        return SwAV(features, config.swav, large_crops=large, seed=derive(config.seed, "heads"))
+    centre = torch.cat([masked.frozen(batch) for batch in reference]).mean(0)
+    return Contrast(centre, config.contrast, frozen=masked.frozen, large_crops=large)
+
+
+def _layers(masked: MaskedModel) -> int:
+    """How many layers carry a mask: the more of them, the less each may change."""
+    return max(1, sum(score.dim() > 1 for score in masked.scores.parameters()))
+
+
+def _guard(
+    masked: MaskedModel,
+    store: ImageStore,
+    held: list[int],
+    how: Preprocessing,
+    reference: list[Tensor],
+    config: AdaptConfig,
+    processes: Processes,
+) -> Guard:
+    images = store.batch(held)
+    one = dataclasses.replace(config.views, size=how.size[0], large=1, small=0)
+    distorted = MultiCrop(one, how)
+    (views,) = distorted(images, distorted.draw(len(images), generator(config.seed, "held-out views")))
+    clean = torch.stack([normalised(fit(image, how), how) for image in images])
+    clean, views = (part.to(processes.device, memory_format=torch.channels_last) for part in (clean, views))
+    quality = Quality(masked, clean, views)
+
+    def measure() -> float:
+        if config.mask.norm == "anchored":
+            masked.recalibrate(reference)
+        return processes.from_main(quality)
+
+    return Guard(measure, config.quality_every)
+
+
+def _verdict(guard: Guard) -> dict[str, Any]:
+    """What the gate decided, for the result."""
+    return {
+        **{"quality_before": guard.first_quality, "quality_after": guard.best_quality},
+        **{"best_step": guard.best_step, "kept": "mask" if guard.best_step else "identity"},
+    }
 
 
 def _preprocessing(masked: MaskedModel, given: Preprocessing | None, size: int | None) -> Preprocessing:

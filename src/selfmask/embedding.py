@@ -119,6 +119,13 @@ def fit(images: Tensor, how: Preprocessing) -> Tensor:
     return middle
 
 
+def normalised(images: Tensor, how: Preprocessing) -> Tensor:
+    """Images of 0 to 255 as the backbone wants them; those in float32 are changed in place."""
+    pixels = images.float()
+    mean, std = (pixels.new_tensor(values).view(-1, 1, 1) for values in (how.mean, how.std))
+    return pixels.mul_(1 / (255 * std)).sub_(mean / std)
+
+
 class _Prepared(NamedTuple):
     indices: list[int]
     pixels: Tensor | None
@@ -158,9 +165,7 @@ def _run(model: nn.Module, prepared: _Prepared, how: Preprocessing) -> EmbeddedB
         parameter = next(model.parameters(), torch.empty(0))
         # On a CPU, convolutional networks run faster in this layout (ResNet-18 about 1.5 times); a ViT does not care.
         pixels = prepared.pixels.to(parameter.device, torch.float32, memory_format=torch.channels_last)
-        mean, std = (pixels.new_tensor(values).view(-1, 1, 1) for values in (how.mean, how.std))
-        batch = pixels.mul_(1 / (255 * std)).sub_(mean / std)
-        features = model(batch.to(parameter.dtype))
+        features = model(normalised(pixels, how).to(parameter.dtype))
     # Cloned outside of inference mode: an ordinary tensor, that can be trained on.
     return EmbeddedBatch(prepared.indices, as_vectors(features).float().cpu().clone(), prepared.bad)
 

@@ -62,6 +62,7 @@ def finish(
         "base_bytes": sum(4 * parameter.numel() for parameter in masked.base.parameters()),
         "active": masked.sparsity()["total"],
         **{"loss": log[-1]["loss"], "bad_images": len(store.bad)},
+        "troubles": [{key: line[key] for key in ("step", "trouble", "answer")} for line in log if "trouble" in line],
         **numbers,
     }
     if labelled is not None:

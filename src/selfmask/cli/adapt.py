@@ -11,8 +11,12 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+NOTHING_GAINED = 3
+"""Exit code of a run that ended well, but found nothing better than the frozen backbone."""
+
 
 class Preset(StrEnum):
+    fast = "fast"
     paper = "paper"
     reference = "reference"
 
@@ -24,8 +28,12 @@ def adapt(
     ],
     backbone: Annotated[str, typer.Option(help="Which backbone; see `selfmask backbones`.")] = "resnet50",
     out: Annotated[Path | None, typer.Option(help="The run folder.", show_default="runs/NAME-OF-IMAGES")] = None,
-    preset: Annotated[Preset, typer.Option(help="Settings of the paper's text, or of its code.")] = Preset.reference,
-    steps: Annotated[int | None, typer.Option(help="How many steps.", show_default="150 epochs")] = None,
+    preset: Annotated[
+        Preset, typer.Option(help="fast helps in minutes; the others are the paper's text and its code.")
+    ] = Preset.fast,
+    steps: Annotated[
+        int | None, typer.Option(help="How many steps.", show_default="fast: 200, else 150 epochs")
+    ] = None,
     epochs: Annotated[float | None, typer.Option(help="Or: how often every image is seen.")] = None,
     size: Annotated[int | None, typer.Option(help="Pixels a side.", show_default="the backbone's own")] = None,
     batch_size: Annotated[int, typer.Option(help="Images in a step, over all processes.")] = 64,
@@ -45,8 +53,9 @@ def adapt(
     """Adapt a backbone to your images, without labels: learn which of its weights to switch off.
 
     Leaves mask.smn, report.html, result.json and a log in the run folder. Ctrl-C saves; --resume goes on, to the bit.
+    If nothing better than the frozen backbone was found, the mask changes nothing and the exit code is 3.
 
-    Examples:  selfmask adapt photos/ --backbone resnet50 --steps 2000
+    Examples:  selfmask adapt photos/ --backbone resnet50
     torchrun --nproc-per-node 4 -m selfmask adapt photos/   (the same on four GPUs)
     """
     from ..adaptation import adapt as run
@@ -57,7 +66,8 @@ def adapt(
 
     config = AdaptConfig.preset(
         preset.value,
-        **{"steps": steps, "epochs": epochs, "size": size, "batch_size": batch_size, "seed": seed},
+        **{name: value for name, value in (("steps", steps), ("epochs", epochs)) if value is not None},
+        **{"size": size, "batch_size": batch_size, "seed": seed},
         **{"accumulate": accumulate, "precision": precision, "compile": compiled, "sync_norm": sync_norm},
         track=tuple(track or ["tensorboard"]),
     )
@@ -86,6 +96,8 @@ def adapt(
             print(json.dumps(result.result, indent=2))
         else:
             show(console, where, result.result)
+    if result.helped is False:
+        raise typer.Exit(NOTHING_GAINED)
 
 
 def show(console: Console, folder: Path, result: dict[str, Any]) -> None:
@@ -94,9 +106,15 @@ def show(console: Console, folder: Path, result: dict[str, Any]) -> None:
     for name, label in (("knn", "k-NN accuracy"), ("probe", "probe with 1 % of the labels")):
         if f"{name}_after" in result:
             table.add_row(label, *(f"{result[f'{name}_{side}']:.1%}" for side in ("before", "after")))
+    if "quality_after" in result:
+        table.add_row("quality (without labels)", *(f"{result[f'quality_{side}']:.3f}" for side in ("before", "after")))
     table.add_row("bytes", f"{result['base_bytes']:,}", f"{result['mask_bytes']:,} (the mask)")
     console.print(table)
     lines = [f"{result['active']:.2%} of the weights stay on; {result['steps']} steps, {result['seconds']:.0f} s"]
+    if result.get("kept") == "identity":
+        lines.insert(0, "Nothing better than the frozen backbone was found: the mask leaves all weights on.")
+    for trouble in result.get("troubles", ()):
+        lines.append(f"step {trouble['step']}: {trouble['trouble']}; {trouble['answer']}")
     if result["bad_images"]:
         lines.append(f"{result['bad_images']} images could not be read: {folder}/bad_images.json")
     lines += [f"mask:   {folder}/mask.smn", f"report: {folder}/report.html"]

@@ -12,7 +12,7 @@ from ..errors import ConfigError
 RuleName = Literal["threshold", "topk", "progressive_topk"]
 ScoreInit = Literal["constant", "kaiming"]
 FractionBy = Literal["random", "magnitude"]
-NormPolicy = Literal["adapt", "frozen", "recalibrate"]
+NormPolicy = Literal["adapt", "frozen", "recalibrate", "anchored"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -30,8 +30,9 @@ class MaskConfig:
         or by largest magnitude; the others stay on and cost no storage.
     seed: of the random choice and of the Kaiming start.
     detach_alpha: leave alpha out of the gradient; by default it is the total derivative dL/dM.
-    norm: what happens to batch-norm statistics: "adapt" (they move in train mode), "frozen", or
-        "recalibrate" (as adapt, then re-estimated at the end by `MaskedModel.recalibrate`).
+    norm: what happens to batch-norm statistics: "adapt" (they move in train mode), "frozen",
+        "recalibrate" (as adapt, then re-estimated at the end by `MaskedModel.recalibrate`), or "anchored" (they follow
+        what the mask does but not what the images are like; see `MaskedModel.anchor`).
     """
 
     rule: RuleName = "threshold"

@@ -25,7 +25,8 @@ from ..maskfile import (
 )
 from .config import MaskConfig
 from .effective import EffectiveWeight, apply_mask_, count_ones, inverse_alpha, unpack_mask_
-from .norms import norm_buffers, norm_layers, plain_average, saved_statistics
+from .members import member_key, tensor_name
+from .norms import Anchor, can_be_anchored, norm_buffers, norm_layers, plain_average, saved_statistics
 from .rules import choose_fraction, initial_scores, write_mask
 from .selection import select_parameters, tied_names
 
@@ -68,6 +69,7 @@ class MaskedModel(nn.Module):
         self._tied: dict[str, dict[str, list[str]]] = {}  # per mask: tensor -> all its names in the base
         self._chosen: dict[str, Tensor] = {}
         self._progress = 0.0
+        self._anchor: Anchor | None = None
         self._norm = nn.Module()  # our copy of the base's running statistics; they move with the scores
         self._packed: dict[str, PackedMask] = {}
         self._active: str | None = None
@@ -129,9 +131,9 @@ class MaskedModel(nn.Module):
 
     def train(self, mode: bool = True) -> MaskedModel:
         super().train(mode)
-        if mode and self.config.norm == "frozen":
+        if mode and self.config.norm in ("frozen", "anchored"):
             for layer in norm_layers(self.base).values():
-                layer.eval()
+                layer.train(self.config.norm == "anchored" and can_be_anchored(layer))
         return self
 
     @contextmanager
@@ -142,6 +144,16 @@ class MaskedModel(nn.Module):
             yield
         finally:
             self._disabled = before
+
+    @torch.no_grad()
+    def frozen(self, *args: Any, **kwargs: Any) -> Any:
+        """The output of the untouched base in eval mode, whatever mode the masked model is in."""
+        was_training = self.training
+        self.base.eval()
+        try:
+            return self.base(*args, **kwargs)
+        finally:
+            self.train(was_training)
 
     def set_mask(self, name: str) -> None:
         """Make a mask the active one, and expand it to full weights; all others stay packed."""
@@ -160,6 +172,15 @@ class MaskedModel(nn.Module):
             raise UnknownMaskError(f"the mask {name!r} is active, or was never loaded", found=self.mask_names)
         del self._packed[name], self._tied[name]
 
+    def anchor(self, batches: Iterable[Tensor]) -> None:
+        """For norm="anchored": see what the base's norm layers make of these images, before training on their kind.
+
+        `recalibrate` then wants the same batches, and leaves an untrained mask with the statistics of the base.
+        """
+        if self._anchor is None:
+            raise ConfigError("only norm='anchored' has an anchor", found=self.config.norm)
+        self._anchor.measure(self.frozen, self.base, batches)
+
     @torch.no_grad()
     def recalibrate(self, batches: Iterable[Any]) -> None:
         """Re-estimate the active mask's batch-norm statistics as plain averages over `batches` of inputs.
@@ -169,14 +190,17 @@ class MaskedModel(nn.Module):
         if self._config(self._require_active()).norm == "frozen":
             raise ConfigError("norm='frozen' leaves the statistics as they are", todo="choose 'adapt' or 'recalibrate'")
         layers = {name: layer for name, layer in norm_layers(self.base).items() if hasattr(layer, "momentum")}
+        if self._anchor is not None and not layers:
+            return
         current = {name: value.clone() for name, value in (norm_buffers(self.base) | self._statistics()).items()}
         was_training, seen = self.training, 0
         self.eval()
         try:
-            replacements = {**self._replacements(), **current}
+            anchor = self._anchor if self._active == self._trained else None
+            replacements = {**self._replacements(), **current, **(anchor.in_training(self.base) if anchor else {})}
             with plain_average(layers.values()) as next_batch:
                 for layer in layers.values():
-                    layer.train()
+                    layer.train(anchor is None or can_be_anchored(layer))
                 for batch in batches:
                     inputs = batch[0] if isinstance(batch, tuple | list) else batch
                     next_batch()  # the first batch replaces all that was, the second counts half, ...
@@ -186,6 +210,8 @@ class MaskedModel(nn.Module):
             self.train(was_training)
         if not seen:
             raise ConfigError("recalibrate needs at least one batch", found="none")
+        if anchor is not None:
+            current |= anchor.in_evaluation(self.base, current)
         for name, value in self._statistics().items():  # only now: an error on the way changes nothing
             value.copy_(current[name])
 
@@ -283,9 +309,13 @@ class MaskedModel(nn.Module):
     def _replacements(self) -> dict[str, Tensor]:
         """What the base gets instead of its own tensors for one call: effective weights and statistics."""
         active, statistics = self.active_mask, self._statistics()
-        if self.training and (active is None or active != self._trained):
-            # Batch statistics may be used in train mode, but neither the base nor a loaded mask may change.
+        own = active is not None and active == self._trained
+        if self.training and not (own and self._anchor is None):
+            # Batch statistics may be used in train mode, but neither the base nor a loaded mask may change; and what
+            # anchored layers see is not yet what they are to use.
             statistics = {name: value.clone() for name, value in (norm_buffers(self.base) | statistics).items()}
+            if own and self._anchor is not None:
+                statistics |= self._anchor.in_training(self.base)
         return statistics if active is None else {**self._effective_weights(active), **statistics}
 
     def _statistics(self) -> dict[str, Tensor]:
@@ -294,7 +324,7 @@ class MaskedModel(nn.Module):
         if active is None:
             return {}
         if active == self._trained:
-            return {_name(key): value for key, value in self._norm.named_buffers()}
+            return {tensor_name(key): value for key, value in self._norm.named_buffers()}
         return self._packed[active].norm
 
     def _effective_weights(self, active: str) -> dict[str, Tensor]:
@@ -368,7 +398,7 @@ class MaskedModel(nn.Module):
         return DEFAULT if len(self.scores) else None
 
     def _named_scores(self) -> dict[str, nn.Parameter]:
-        return {_name(key): score for key, score in self.scores.items()}
+        return {tensor_name(key): score for key, score in self.scores.items()}
 
     def _weights(self, names: Iterable[str]) -> dict[str, Tensor]:
         return {name: self.base.get_parameter(name).detach() for name in names}
@@ -383,18 +413,26 @@ class MaskedModel(nn.Module):
         self.base.requires_grad_(False)
 
     def _add_scores(self, config: MaskConfig, names: list[str]) -> None:
+        of_norms = {f"{name}.{kind}" for name in norm_layers(self.base) for kind in ("weight", "bias")}
+        if config.norm == "anchored" and (masked_norms := of_norms & set(names)):
+            raise ConfigError(
+                "norm='anchored' needs the norm layers' own scales and biases",
+                found=f"a mask on {min(masked_norms)}",
+                todo="select='auto', or exclude the norm layers",
+            )
         self.config = config
         self._tied[DEFAULT] = tied_names(self.base, names)
         generator = torch.Generator().manual_seed(config.seed)
         for name, weight in self._weights(names).items():
-            self.scores[_key(name)] = nn.Parameter(initial_scores(weight, config, generator))
+            self.scores[member_key(name)] = nn.Parameter(initial_scores(weight, config, generator))
             chosen = choose_fraction(name, weight, config)
             if chosen is not None:
                 self._chosen[name] = chosen
         for name, value in norm_buffers(self.base).items():
-            self._norm.register_buffer(_key(name), value.detach().clone())
+            self._norm.register_buffer(member_key(name), value.detach().clone())
         self._active = DEFAULT
-        if config.norm == "frozen":
+        self._anchor = Anchor(self.base) if config.norm == "anchored" else None
+        if config.norm in ("frozen", "anchored"):
             self.train(self.training)
 
     def _make_trainable(self) -> None:
@@ -408,7 +446,7 @@ class MaskedModel(nn.Module):
                 unpack_mask_(mask.bits[name], self._chosen.get(name), score)
                 score.mul_(2 * distance).add_(config.mu - distance)
             for name, value in mask.norm.items():
-                self._norm.get_buffer(_key(name)).copy_(value)
+                self._norm.get_buffer(member_key(name)).copy_(value)
         self._progress = mask.progress
 
     def _read(self, path: PathLike, reference: PackedMask | None) -> PackedMask:
@@ -482,13 +520,3 @@ class MaskedModel(nn.Module):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state | {"_fingerprints": Fingerprints()})  # type: ignore[no-untyped-call]
         self._fingerprints.adopt(self._hashed(), state["_fingerprints"])
-
-
-def _key(name: str) -> str:
-    """A name for a member of a module: without dots, and not that of a method ("keys")."""
-    key = name.replace("%", "%25").replace("/", "%2F").replace(".", "/")
-    return f"/{key}" if hasattr(nn.ParameterDict, key) else key
-
-
-def _name(key: str) -> str:
-    return key.removeprefix("/").replace("/", ".").replace("%2F", "/").replace("%25", "%")

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
+from typing import Any
 
+import torch
 from torch import Tensor, nn
+
+from .members import member_key
 
 
 def norm_layers(model: nn.Module) -> dict[str, nn.Module]:
@@ -49,3 +54,90 @@ def plain_average(layers: Iterable[nn.Module]) -> Iterator[Callable[[], None]]:
     finally:
         for layer, momentum in momenta:
             layer.momentum = momentum
+
+
+class Anchor(nn.Module):
+    """Batch statistics that start from the base's own: they follow what the mask does, not what the images are like.
+
+    On images unlike those of its training, a base that switches to their statistics is another network before any
+    weight is off: channels that hardly vary there are blown up. With the statistics it came with, in turn, a few
+    weights off shift every layer after them. So layers normalise by the batch, as in training, and then take back what
+    that alone would change. With m, v what a layer of the base sees on some images, and m', v' the statistics that the
+    base came with, they use, in train mode,
+
+        scale * sqrt(v / v')  for their scale,    bias + scale * (m - m') / sqrt(v')  for their bias.
+
+    With all weights on, this is the base in eval mode, on average. Layers that have no scale or bias to do it with
+    keep the statistics of the base.
+    """
+
+    def __init__(self, base: nn.Module) -> None:
+        super().__init__()
+        self._names = [name for name, layer in norm_layers(base).items() if can_be_anchored(layer)]
+        for name in self._names:
+            layer = base.get_submodule(name)
+            for key in ("mean", "var"):
+                self.register_buffer(f"{member_key(name)}:{key}", layer.get_buffer(f"running_{key}").detach().clone())
+
+    def _seen(self, name: str) -> tuple[Tensor, Tensor]:
+        key = member_key(name)
+        return self.get_buffer(f"{key}:mean"), self.get_buffer(f"{key}:var")
+
+    @torch.no_grad()
+    def measure(self, run: Callable[[Tensor], object], base: nn.Module, batches: Iterable[Tensor]) -> None:
+        """Take down what the layers of the base see when it is run on these batches: plain averages over them."""
+        sums = {name: [torch.zeros_like(part) for part in self._seen(name)] for name in self._names}
+        handles = [
+            base.get_submodule(name).register_forward_pre_hook(partial(_take_down, sums[name])) for name in self._names
+        ]
+        count = 0
+        try:
+            for batch in batches:
+                run(batch)
+                count += 1
+        finally:
+            for handle in handles:
+                handle.remove()
+        for name, parts in sums.items():
+            for seen, total in zip(self._seen(name), parts, strict=True):
+                seen.copy_(total / max(count, 1))
+
+    def in_training(self, base: nn.Module) -> dict[str, Tensor]:
+        """The scales and biases that make layers in train mode what the base's are in eval mode."""
+        replacements = {}
+        for name in self._names:
+            own: Any = base.get_submodule(name)
+            mean, var = self._seen(name)
+            scale, bias, spread = own.weight.detach(), own.bias.detach(), (own.running_var + own.eps).sqrt()
+            replacements[f"{name}.weight"] = scale * (var + own.eps).sqrt() / spread
+            replacements[f"{name}.bias"] = bias + scale * (mean - own.running_mean) / spread
+        return replacements
+
+    def in_evaluation(self, base: nn.Module, now: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The statistics that, with the base's own scales and biases, do the same in eval mode.
+
+        now: what the layers see with the mask, in train mode and on the images that were measured.
+        """
+        statistics = {}
+        for name in self._names:
+            own: Any = base.get_submodule(name)
+            mean, var = self._seen(name)
+            factor = (now[f"{name}.running_var"] + own.eps) / (var + own.eps)
+            shift = (own.running_mean - mean) * factor.sqrt()
+            statistics[f"{name}.running_mean"] = now[f"{name}.running_mean"] + shift
+            statistics[f"{name}.running_var"] = ((own.running_var + own.eps) * factor - own.eps).clamp(min=0)
+        return statistics
+
+
+def can_be_anchored(layer: nn.Module) -> bool:
+    """Whether a layer has the scale and bias that take back a change of statistics, and the momentum of an average."""
+    return all(isinstance(getattr(layer, name, None), Tensor) for name in ("weight", "bias", "running_var")) and all(
+        hasattr(layer, name) for name in ("eps", "momentum")
+    )
+
+
+def _take_down(sums: list[Tensor], _: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+    over = [dim for dim in range(inputs[0].ndim) if dim != 1]
+    x = inputs[0].float()
+    sums[0] += x.mean(over)
+    sums[1] += x.var(over)  # unbiased, as the layers' own averages are

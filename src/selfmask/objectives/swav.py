@@ -126,7 +126,7 @@ class SwAV(Objective):
         for view, own in enumerate(scores):
             past = own.new_empty(0, own.shape[1])
             if use_queue:  # each process scores a part of the queue, which is the same in all of them
-                past = self.prototypes(self.queue[view].tensor_split(_world())[_rank()])
+                past = self.prototypes(self.queue[view].tensor_split(world())[rank()])
             scores_of_all = torch.cat([own, past])
             assignments.append(sinkhorn(scores_of_all, self.config.epsilon, self.config.iterations, len(own)))
         return torch.stack(assignments)
@@ -134,8 +134,8 @@ class SwAV(Objective):
     @torch.no_grad()
     def _remember(self, projections: Tensor) -> None:
         """Put the projections of all processes' images, in the order of ranks, in front of the queue."""
-        if _world() > 1:
-            parts = [torch.empty_like(projections) for _ in range(_world())]
+        if world() > 1:
+            parts = [torch.empty_like(projections) for _ in range(world())]
             dist.all_gather(parts, projections.contiguous())
             projections = torch.cat(parts, dim=1)
         length = self.config.queue_length
@@ -203,14 +203,14 @@ def _nonzero(sums: Tensor) -> Tensor:
     return sums.clamp(min=torch.finfo(sums.dtype).tiny)
 
 
-def _world() -> int:
+def world() -> int:
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
-def _rank() -> int:
-    return dist.get_rank() if _world() > 1 else 0
+def rank() -> int:
+    return dist.get_rank() if world() > 1 else 0
 
 
 def _all_reduce(value: Tensor, operation: str = "SUM") -> None:
-    if _world() > 1:
+    if world() > 1:
         dist.all_reduce(value, getattr(dist.ReduceOp, operation))

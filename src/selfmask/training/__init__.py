@@ -2,7 +2,8 @@
 
 from .batches import Steps
 from .folder import RunFolder, open_folder
+from .guard import Guard
 from .loop import LoopConfig, ParameterGroup, train
 from .processes import Processes
 
-__all__ = ["LoopConfig", "ParameterGroup", "Processes", "RunFolder", "Steps", "open_folder", "train"]
+__all__ = ["Guard", "LoopConfig", "ParameterGroup", "Processes", "RunFolder", "Steps", "open_folder", "train"]

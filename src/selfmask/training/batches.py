@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
 import torch
@@ -22,7 +22,8 @@ Batch = list[Tensor] | tuple[list[Tensor], Tensor]
 class Steps(Dataset[Batch]):
     """Item t is the batch of step t: epochs are permutations of all images, the last incomplete batch is left out.
 
-    With several processes each takes its part of the same global batch.
+    With several processes each takes its part of the same global batch. Only images `among` these numbers are used, if
+    given.
     """
 
     def __init__(
@@ -34,13 +35,15 @@ class Steps(Dataset[Batch]):
         seed: int,
         processes: Processes,
         with_labels: bool = False,
+        among: Sequence[int] | None = None,
     ) -> None:
-        if len(store) < batch_size:
+        self.among = torch.arange(len(store)) if among is None else torch.tensor(among)
+        if len(self.among) < batch_size:
             raise TooFewImagesError(
                 "there are fewer images than a batch holds",
                 expected=f"at least {batch_size}",
-                found=f"{len(store)} image(s)",
-                todo=f"add images, or make the batch smaller: --batch-size {max(2, len(store) // 2)}",
+                found=f"{len(self.among)} image(s)" + (", not counting those held out" if among is not None else ""),
+                todo=f"add images, or make the batch smaller: --batch-size {max(2, len(self.among) // 2)}",
             )
         self.store, self.views, self.batch_size, self.seed = store, views, batch_size, seed
         self.part = processes.part(batch_size)
@@ -48,7 +51,7 @@ class Steps(Dataset[Batch]):
 
     @property
     def per_epoch(self) -> int:
-        return len(self.store) // self.batch_size
+        return len(self.among) // self.batch_size
 
     def __getitem__(self, step: int) -> Batch:
         epoch, place = divmod(step, self.per_epoch)
@@ -60,7 +63,7 @@ class Steps(Dataset[Batch]):
 
     @lru_cache(maxsize=2)  # noqa: B019 - lives as long as the run
     def _order(self, epoch: int) -> Tensor:
-        return torch.randperm(len(self.store), generator=generator(self.seed, "order", epoch))
+        return self.among[torch.randperm(len(self.among), generator=generator(self.seed, "order", epoch))]
 
     def between(self, start: int, stop: int, workers: int) -> Iterator[Batch]:
         """The batches of steps start to stop - 1, made ahead by worker processes if there are any."""

@@ -58,6 +58,7 @@ class ConsoleDisplay:
         self._steps = 0
         self._first: tuple[int, float] | None = None  # the first step that was reported, and when
         self._said = 0.0
+        self._quality = ""  # as last measured, which is not on every line
 
     @contextmanager
     def decoding(self, total: int) -> Iterator[Count | None]:
@@ -90,6 +91,11 @@ class ConsoleDisplay:
 
     def line(self, line: Mapping[str, Any]) -> None:
         text, step, now = describe(line), line["step"], time.monotonic()
+        if "trouble" in line:
+            self.say(f"step {step}: {line['trouble']}; {line['answer']}")
+        if "quality" in line:
+            self._quality = f"  quality {line['quality']:.3f}"
+        text += self._quality
         if self._bar is not None:
             self._bar.update(self._bar.task_ids[0], completed=step, description=text)
             return
@@ -108,6 +114,4 @@ def describe(line: Mapping[str, Any]) -> str:
         parts += [f"active {line['active']:.2%}", f"{line['flips']:.0f} flips/step"]
     if "accuracy" in line:
         parts.append(f"accuracy {line['accuracy']:.3f}")
-    if "quality" in line:
-        parts.append(f"quality {line['quality']:.3f}")
     return "  ".join([*parts, f"{line['images_per_second']:.0f} images/s"])

@@ -13,7 +13,7 @@ import io
 import json
 import os
 import platform
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from importlib.metadata import version
 from pathlib import Path
@@ -138,12 +138,10 @@ class RunFolder:
 
     # ---- checkpoints ------------------------------------------------------------------------------------------
 
-    def save_checkpoint(self, names: Sequence[str], state: Mapping[str, Any]) -> None:
-        """Write one state under each of the names, in their order."""
+    def save_checkpoint(self, name: str, state: Mapping[str, Any]) -> None:
         buffer = io.BytesIO()
         torch.save(dict(state), buffer)
-        for name in names:
-            write_atomically(self.path / "checkpoints" / f"{name}.pt", buffer.getbuffer(), RunWriteError)
+        write_atomically(self.path / "checkpoints" / f"{name}.pt", buffer.getbuffer(), RunWriteError)
 
     def load_checkpoint(self, name: str) -> dict[str, Any] | None:
         """The state that was saved under this name, or None; nothing in it can run code."""

@@ -22,6 +22,8 @@ from ..objectives import Objective
 from .batches import Steps
 from .flips import FlipCounter
 from .folder import RunFolder
+from .guard import Guard, put_state, take_state
+from .optimizer import PerTensorSGD
 from .processes import Processes
 from .schedule import cosine
 from .seeds import derive
@@ -69,11 +71,17 @@ class LoopConfig:
 
 @dataclasses.dataclass(frozen=True)
 class ParameterGroup:
-    """Parameters that share a learning rate."""
+    """Parameters that share a learning rate.
+
+    per_tensor: gradients count in units of each tensor's own, as in `PerTensorSGD`.
+    start: the share of the run after which they learn.
+    """
 
     parameters: list[nn.Parameter]
     lr: float
     weight_decay: float = 0.0
+    per_tensor: bool = False
+    start: float = 0.0
 
 
 def train(
@@ -85,16 +93,24 @@ def train(
     folder: RunFolder | None,
     processes: Processes,
     reports: Sequence[Report] = (),
+    guard: Guard | None = None,
 ) -> None:
     """Train `model` and the objective's heads in place; go on from the folder's last checkpoint if it has one.
 
-    `folder` is None in all processes but the main one. Each of `reports` gets every line of the log.
+    `folder` is None in all processes but the main one. Each of `reports` gets every line of the log. With a guard, the
+    model ends at the best point, not at the last.
     """
-    optimizer = torch.optim.SGD(
-        [{"params": group.parameters, "lr": group.lr, "weight_decay": group.weight_decay} for group in groups],
+    optimizer = PerTensorSGD(
+        [
+            {
+                **{"params": group.parameters, "lr": group.lr},
+                **{"weight_decay": group.weight_decay, "per_tensor": group.per_tensor},
+            }
+            for group in groups
+        ],
         momentum=config.momentum,
     )
-    state = _State(model, objective, optimizer, folder, processes)
+    state = _State(model, objective, optimizer, folder, processes, guard)
     start = state.restore()
     run: Any = torch.compile(model) if config.compile else model
     workers = processes.workers if config.workers is None else config.workers
@@ -106,9 +122,9 @@ def train(
         for step, batch in enumerate(batches.between(start, config.steps, workers), start):
             progress = step / config.steps
             torch.manual_seed(derive(config.seed, "step", step, processes.rank))  # for dropout and its kin
-            factor = cosine((step + 0.5) / config.steps, config.warmup)
+            factor = cosine((step + 0.5) / config.steps, config.warmup) * (guard.scale if guard else 1.0)
             for group, settings in zip(groups, optimizer.param_groups, strict=True):
-                settings["lr"] = group.lr * factor
+                settings["lr"] = group.lr * factor if progress >= group.start else 0.0
             if isinstance(model, MaskedModel):
                 model.progress = progress
 
@@ -126,7 +142,9 @@ def train(
             done = step + 1
             if done % config.log_every == 0 or done == config.steps:
                 line = meter.line(done, processes, lr=groups[0].lr * factor)
-                if not math.isfinite(line["loss"]):  # before it could get into a checkpoint
+                if guard is not None:
+                    line |= state.guarded(guard, line, done == config.steps)
+                elif not math.isfinite(line["loss"]):  # before it could get into a checkpoint
                     raise DivergedRunError(
                         f"the loss is not a number any more at step {done}",
                         todo="lower the learning rate, or compute in float32; the checkpoint before it is kept",
@@ -134,9 +152,11 @@ def train(
                 state.log(line)
                 for report in reports:
                     report(line)
-            stop = processes.any(asked_to_stop())
-            if done % config.checkpoint_every == 0 or done == config.steps or stop:
+            stop, over = processes.any(asked_to_stop()), guard is not None and guard.stopped
+            if done % config.checkpoint_every == 0 or done == config.steps or stop or over:
                 state.save(done)
+            if over:
+                break
             if stop and done < config.steps:
                 raise InterruptedRunError(
                     f"stopped after step {done} of {config.steps}; everything is saved",
@@ -144,6 +164,8 @@ def train(
                 )
     if isinstance(model, MaskedModel):
         model.progress = 1.0
+    if guard is not None:
+        state.put(guard.best_state)
 
 
 class _State:
@@ -156,53 +178,64 @@ class _State:
         optimizer: torch.optim.Optimizer,
         folder: RunFolder | None,
         processes: Processes,
+        guard: Guard | None,
     ) -> None:
         self.model, self.objective, self.optimizer = model, objective, optimizer
-        self.folder, self.processes = folder, processes
-        self.loss = self.best = float("inf")
+        self.folder, self.processes, self.guard = folder, processes, guard
+        self._saved_best = 0
+
+    def take(self) -> dict[str, Any]:
+        return take_state(self.model, self.objective, self.optimizer)
+
+    def put(self, state: dict[str, Any]) -> None:
+        put_state(state, self.model, self.objective, self.optimizer)
 
     def restore(self) -> int:
         """Load the last checkpoint into everything; return how many steps are done."""
-        checkpoint = self.processes.from_main(lambda: self.folder.load_checkpoint("last") if self.folder else None)
+        checkpoint, best = self.processes.from_main(
+            lambda: (
+                (self.folder.load_checkpoint("last"), self.folder.load_checkpoint("best"))
+                if self.folder
+                else (None, None)
+            )
+        )
         step = 0 if checkpoint is None else int(checkpoint["step"])
         if self.folder is not None:
             self.folder.forget_log_after(step)
-        if checkpoint is None:
-            return 0
-        # The base's own weights are not in the checkpoint, but the objects keep theirs.
-        self.model.load_state_dict(self.model.state_dict() | checkpoint["model"])
-        self.objective.load_state_dict(checkpoint["objective"])
-        self.optimizer.load_state_dict(checkpoint["optimizer"])
-        self.best = checkpoint["best"]
-        if isinstance(self.model, MaskedModel):
-            self.model.progress = checkpoint["progress"]
+        if self.guard is not None:
+            self.guard.best_state = self.take()
+        if checkpoint is not None:
+            self.put(checkpoint)
+        if self.guard is not None and checkpoint is not None:
+            self.guard.load_state_dict(checkpoint["guard"], best if checkpoint["guard"]["best_step"] else None)
+        elif self.guard is not None:
+            self.guard.begin(self.take)
         return step
 
+    def guarded(self, guard: Guard, line: Mapping[str, Any], last: bool) -> dict[str, Any]:
+        """What the guard adds to a line of the log, having kept the best point or gone back to it."""
+        added: dict[str, Any] = {}
+        if last or line["step"] % guard.every == 0:
+            added["quality"] = guard.quality()
+        trouble = guard.look({**line, **added}, self.model, self.take)
+        if trouble is not None:
+            added |= {"trouble": trouble, "answer": guard.answer()}
+            self.put(guard.best_state)
+        return added
+
     def log(self, line: Mapping[str, Any]) -> None:
-        self.loss = line["loss"]
         if self.folder is not None:
             self.folder.log(line)
 
     def save(self, done: int) -> None:
         if self.folder is None:
             return
-        if better := self.loss < self.best:
-            self.best = self.loss
-        frozen = "base." if isinstance(self.model, MaskedModel) else None
-        state = {
-            "step": done,
-            "model": {
-                key: value
-                for key, value in self.model.state_dict().items()
-                if frozen is None or not key.startswith(frozen)
-            },
-            "objective": self.objective.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "best": self.best,
-            "progress": getattr(self.model, "progress", None),
-        }
-        # `best` first, so that `last` never knows of a best that is not there.
-        self.folder.save_checkpoint(["best", "last"] if better else ["last"], state)
+        state = {"step": done, **self.take(), "guard": self.guard.state_dict() if self.guard else None}
+        # The best point first, so that `last` never knows of a best one that is not there.
+        if self.guard is not None and self.guard.best_step > self._saved_best:
+            self.folder.save_checkpoint("best", self.guard.best_state)
+            self._saved_best = self.guard.best_step
+        self.folder.save_checkpoint("last", state)
 
 
 class _Meter:

@@ -1,0 +1,79 @@
+"""Did the representation get better? Measured without labels, on images that training never sees.
+
+A backbone is of use on new images if it finds the images that belong together, however an image happens to be taken.
+Which ones belong together nobody says; but the frozen backbone, looking at undistorted images, has an idea of it. So:
+of the images that the frozen backbone puts next to an image, how many does the model find from a distorted view of it?
+A model that forgets finds fewer of them, one that collapses hardly any; one that has learned to look past what does not
+matter finds more. One third of the quality asks the same of the neighbours that the model itself gives the undistorted
+image: where it knows better than the frozen backbone, it may say so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .evaluation import nearest
+from .fitting import as_vectors
+from .masking import MaskedModel
+
+NEIGHBOURS = 20
+_AT_ONCE = 128  # images in a forward pass
+
+
+class Quality:
+    """Measures a masked model against its frozen base, on held-out images as they are and a distorted view of each."""
+
+    def __init__(self, masked: MaskedModel, images: Tensor, views: Tensor) -> None:
+        self.masked, self._images, self._views = masked, images, views
+        self._k = max(1, min(NEIGHBOURS, len(images) // 5))
+        with _evaluating(masked), masked.disable_mask():
+            frozen = self._vectors(images)
+        self._neighbours = _nearest_of(frozen, self._k)
+
+    def __call__(self) -> float:
+        """Between 0 and 1; what the frozen backbone itself comes to is where a run starts."""
+        with _evaluating(self.masked):
+            images, views = self._vectors(self._images), self._vectors(self._views)
+        if not bool(images.isfinite().all() and views.isfinite().all()):
+            return 0.0
+        own = _nearest_of(images, self._k)
+        return (2 * share_found(images, views, self._neighbours) + share_found(images, views, own)) / 3
+
+    def _vectors(self, pixels: Tensor) -> Tensor:
+        with torch.inference_mode():
+            parts = [as_vectors(self.masked(part)).float() for part in torch.split(pixels, _AT_ONCE)]
+        return torch.cat(parts).clone()
+
+
+def _nearest_of(images: Tensor, k: int) -> Tensor:
+    vectors = _centred(images, images)
+    return nearest(vectors, vectors, k, exclude_self=True)
+
+
+def share_found(images: Tensor, views: Tensor, neighbours: Tensor) -> float:
+    """Of the neighbours [images, k] of each image, the share that are among the k images nearest to its view."""
+    k = neighbours.shape[1]
+    similarity = _centred(views, images) @ _centred(images, images).T
+    similarity.fill_diagonal_(-torch.inf)  # the image itself is no neighbour
+    found = torch.zeros_like(similarity, dtype=torch.bool).scatter_(1, similarity.topk(k).indices, True)
+    return float(found.gather(1, neighbours).double().mean())
+
+
+def _centred(vectors: Tensor, images: Tensor) -> Tensor:
+    """Less the mean of the images, and of length 1: what all have in common tells nothing apart."""
+    return F.normalize(vectors - images.mean(0), dim=1)
+
+
+@contextmanager
+def _evaluating(masked: MaskedModel) -> Iterator[None]:
+    was_training = masked.training
+    masked.eval()
+    try:
+        yield
+    finally:
+        masked.train(was_training)

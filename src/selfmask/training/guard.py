@@ -1,0 +1,114 @@
+"""The guard of a run: it knows the best point so far, start included, and what to do when training goes wrong."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from ..masking import MaskedModel
+
+GENTLER = 0.25  # of the learning rate, after going back
+_PLATEAU = 100  # steps at the loss of a guess that are a plateau
+_GUESS = 0.99  # of ln K; a loss above is that of a guess
+_SPREAD = 0.02  # of unit vectors: 1 - |mean|^2; below, all images look alike to the network
+_LOST = 0.85  # of the best quality so far; below, what was learned is being lost
+
+State = dict[str, Any]
+
+
+class Guard:
+    """Measures quality now and then, keeps the best point, and answers trouble: go back once, and gentler; then stop.
+
+    quality: measures the model as it is, without labels; higher is better.
+    every: steps between two measurements.
+    """
+
+    def __init__(self, quality: Callable[[], float], every: int) -> None:
+        self.quality, self.every = quality, every
+        self.scale = 1.0
+        self.best_step, self.best_quality, self.first_quality = 0, -math.inf, -math.inf
+        self.stopped = False
+        self._losses: deque[tuple[int, float]] = deque()
+
+    def begin(self, take: Callable[[], State]) -> None:
+        """Measure the start: what comes out is never worse than that."""
+        self.first_quality = self.best_quality = self.quality()
+        self.best_state = take()
+
+    def look(self, line: Mapping[str, Any], model: nn.Module, take: Callable[[], State]) -> str | None:
+        """What is wrong after this line of the log, if anything is; else keep the point if it is the best so far."""
+        trouble = self._collapse(line, model)
+        quality = line.get("quality")
+        if trouble is None and quality is not None:
+            if quality > self.best_quality:
+                self.best_step, self.best_quality, self.best_state = line["step"], quality, take()
+            elif quality < _LOST * self.best_quality:
+                trouble = f"quality fell from {self.best_quality:.3f} to {quality:.3f}"
+        return trouble
+
+    def _collapse(self, line: Mapping[str, Any], model: nn.Module) -> str | None:
+        if not math.isfinite(line["loss"]):
+            return "the loss is not a number any more"
+        if line.get("spread", 1.0) < _SPREAD:
+            return "the features of all images have become alike"
+        if isinstance(model, MaskedModel):
+            for name, mask in model.masks():
+                if not bool(mask.any()):
+                    return f"all weights of {name} are off"
+        if "ln_k" in line:
+            self._losses.append((line["step"], line["loss"] / line["ln_k"]))
+            while self._losses[0][0] <= line["step"] - _PLATEAU:
+                self._losses.popleft()
+            seen = line["step"] - self._losses[0][0] >= _PLATEAU * 0.8
+            if seen and min(loss for _, loss in self._losses) > _GUESS:
+                return f"the loss stays at ln K = {line['ln_k']:.2f}, that of a guess"
+        return None
+
+    def answer(self) -> str:
+        """What to do about trouble: go back to the best point, and on with a gentler rate; the second time, stop."""
+        self._losses.clear()
+        self.stopped, self.scale = self.scale != 1.0, GENTLER
+        if self.stopped:
+            return f"stopped for good; step {self.best_step} is kept"
+        return f"went back to step {self.best_step}, and on with a quarter of the learning rate"
+
+    def state_dict(self) -> dict[str, Any]:
+        """All but the best point itself, which has a file of its own."""
+        return {
+            **{"scale": self.scale, "best_step": self.best_step, "best_quality": self.best_quality},
+            **{"first_quality": self.first_quality, "stopped": self.stopped, "losses": list(self._losses)},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any], best: State | None) -> None:
+        self.scale, self.best_step, self.best_quality = state["scale"], state["best_step"], state["best_quality"]
+        self.first_quality, self.stopped = state["first_quality"], state["stopped"]
+        self._losses = deque((int(step), float(loss)) for step, loss in state["losses"])
+        if best is not None:
+            self.best_state = best
+
+
+def take_state(model: nn.Module, objective: nn.Module, optimizer: Optimizer) -> State:
+    """Everything that changes from step to step, in memory of its own. The base of a mask never changes."""
+    frozen = "base." if isinstance(model, MaskedModel) else None
+    state = {
+        "model": {key: v for key, v in model.state_dict().items() if frozen is None or not key.startswith(frozen)},
+        "objective": objective.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "progress": getattr(model, "progress", None),
+    }
+    return copy.deepcopy(state)
+
+
+def put_state(state: State, model: nn.Module, objective: nn.Module, optimizer: Optimizer) -> None:
+    # The base's own weights are not in the state, but the objects keep theirs.
+    model.load_state_dict(model.state_dict() | state["model"])
+    objective.load_state_dict(state["objective"])
+    optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
+    if isinstance(model, MaskedModel):
+        model.progress = state["progress"]
