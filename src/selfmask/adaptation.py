@@ -8,8 +8,9 @@ import json
 import math
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,7 @@ def adapt(
     max_bad: float = 0.05,
     labelled: Labelled | None = None,
     display: Display | None = None,
+    watch: Callable[[MaskedModel, Mapping[str, Any]], None] | None = None,
 ) -> AdaptResult:
     """Learn, without labels, which weights of `model` to switch off for `images`.
 
@@ -87,6 +89,7 @@ def adapt(
     about: what the run folder should say of the backbone: its name, its weights.
     max_bad: share of images that may fail to decode.
     labelled: images to measure with at the end, before and after.
+    watch: called with the model and each line of the log, to look at more than that.
     """
     config = config or AdaptConfig.preset("fast")
     config.loop(1)  # what cannot work is said before the work
@@ -135,11 +138,15 @@ def adapt(
         try:
             with display.training(steps):
                 reports = [display.line, trackers.line]
+                if watch is not None:
+                    reports.append(partial(watch, masked))
                 train(masked, objective, groups, batches, config.loop(steps), folder, processes, reports, guard)
         except InterruptedRunError as error:
             if out is not None:
                 raise
             raise InterruptedRunError("stopped, and nothing is kept", todo="give a run folder: out=") from error
+        if config.mask.norm == "anchored" and guard is None:  # with one, the best point has its statistics
+            masked.recalibrate(reference)
         outside = start + time.perf_counter() - before
         masked.eval()
         if folder is not None:
@@ -212,6 +219,7 @@ def _verdict(guard: Guard) -> dict[str, Any]:
     return {
         **{"quality_before": guard.first_quality, "quality_after": guard.best_quality},
         **{"best_step": guard.best_step, "kept": "mask" if guard.best_step else "identity"},
+        "gate_seconds": guard.seconds,
     }
 
 

@@ -60,7 +60,7 @@ class AdaptConfig:
     swav: SwAVConfig = dataclasses.field(default_factory=SwAVConfig)
     mask: MaskConfig = dataclasses.field(default_factory=MaskConfig)
     gate: bool = False
-    quality_every: int = 50
+    quality_every: int = 40
     accumulate: int = 1
     precision: Precision = "auto"
     compile: bool = False
@@ -117,7 +117,7 @@ class AdaptConfig:
 
 PRESETS: Mapping[str, AdaptConfig] = {
     "fast": AdaptConfig(
-        steps=200,
+        steps=120,
         objective="contrast",
         score_lr=0.05,
         per_tensor=True,

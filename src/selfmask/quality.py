@@ -23,6 +23,8 @@ from .masking import MaskedModel
 
 NEIGHBOURS = 20
 _AT_ONCE = 128  # images in a forward pass
+_SAME = 1e-6  # similarities that differ by less are equal
+_NOTHING = 1e-4  # of the mean: vectors that differ from it by less hardly differ but by rounding
 
 
 class Quality:
@@ -56,17 +58,23 @@ def _nearest_of(images: Tensor, k: int) -> Tensor:
 
 
 def share_found(images: Tensor, views: Tensor, neighbours: Tensor) -> float:
-    """Of the neighbours [images, k] of each image, the share that are among the k images nearest to its view."""
+    """Of the neighbours [images, k] of each image, the share that are among the k images nearest to its view.
+
+    Images that are equally near share the last places: whoever sees no difference between images finds none of them.
+    """
     k = neighbours.shape[1]
     similarity = _centred(views, images) @ _centred(images, images).T
     similarity.fill_diagonal_(-torch.inf)  # the image itself is no neighbour
-    found = torch.zeros_like(similarity, dtype=torch.bool).scatter_(1, similarity.topk(k).indices, True)
-    return float(found.gather(1, neighbours).double().mean())
+    difference = similarity - similarity.topk(k).values[:, -1:]
+    nearer, last = (difference > _SAME).double(), (difference.abs() <= _SAME).double()
+    places = (k - nearer.sum(1, keepdim=True)) / last.sum(1, keepdim=True)
+    return float((nearer + places * last).gather(1, neighbours).mean())
 
 
 def _centred(vectors: Tensor, images: Tensor) -> Tensor:
     """Less the mean of the images, and of length 1: what all have in common tells nothing apart."""
-    return F.normalize(vectors - images.mean(0), dim=1)
+    mean = images.mean(0)
+    return F.normalize(vectors - mean, dim=1, eps=max(_NOTHING * float(mean.norm()), 1e-12))
 
 
 @contextmanager

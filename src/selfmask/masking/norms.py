@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..errors import ConfigError
 from .members import member_key
 
 
@@ -69,6 +70,8 @@ class Anchor(nn.Module):
 
     With all weights on, this is the base in eval mode, on average. Layers that have no scale or bias to do it with
     keep the statistics of the base.
+
+    v is the variance that layers divide by in train mode, over n values; their running averages are of v n / (n - 1).
     """
 
     def __init__(self, base: nn.Module) -> None:
@@ -78,17 +81,19 @@ class Anchor(nn.Module):
             layer = base.get_submodule(name)
             for key in ("mean", "var"):
                 self.register_buffer(f"{member_key(name)}:{key}", layer.get_buffer(f"running_{key}").detach().clone())
+            self.register_buffer(f"{member_key(name)}:share", torch.ones_like(layer.get_buffer("running_var")[0]))
 
-    def _seen(self, name: str) -> tuple[Tensor, Tensor]:
+    def _seen(self, name: str) -> tuple[Tensor, Tensor, Tensor]:
+        """Mean and variance, and (n - 1) / n: what turns running variances into such ones."""
         key = member_key(name)
-        return self.get_buffer(f"{key}:mean"), self.get_buffer(f"{key}:var")
+        return self.get_buffer(f"{key}:mean"), self.get_buffer(f"{key}:var"), self.get_buffer(f"{key}:share")
 
     @torch.no_grad()
     def measure(self, run: Callable[[Tensor], object], base: nn.Module, batches: Iterable[Tensor]) -> None:
         """Take down what the layers of the base see when it is run on these batches: plain averages over them."""
-        sums = {name: [torch.zeros_like(part) for part in self._seen(name)] for name in self._names}
+        seen: dict[str, list[tuple[Tensor, ...]]] = {name: [] for name in self._names}
         handles = [
-            base.get_submodule(name).register_forward_pre_hook(partial(_take_down, sums[name])) for name in self._names
+            base.get_submodule(name).register_forward_pre_hook(partial(_take_down, seen[name])) for name in self._names
         ]
         count = 0
         try:
@@ -98,16 +103,19 @@ class Anchor(nn.Module):
         finally:
             for handle in handles:
                 handle.remove()
-        for name, parts in sums.items():
-            for seen, total in zip(self._seen(name), parts, strict=True):
-                seen.copy_(total / max(count, 1))
+        if not count:
+            raise ConfigError("an anchor needs at least one batch", found="none")
+        for name, calls in seen.items():
+            if calls:  # layers that the base does not run have nothing to take back
+                for part, values in zip(self._seen(name), zip(*calls, strict=True), strict=True):
+                    part.copy_(torch.stack(values).mean(0))
 
     def in_training(self, base: nn.Module) -> dict[str, Tensor]:
         """The scales and biases that make layers in train mode what the base's are in eval mode."""
         replacements = {}
         for name in self._names:
             own: Any = base.get_submodule(name)
-            mean, var = self._seen(name)
+            mean, var, _ = self._seen(name)
             scale, bias, spread = own.weight.detach(), own.bias.detach(), (own.running_var + own.eps).sqrt()
             replacements[f"{name}.weight"] = scale * (var + own.eps).sqrt() / spread
             replacements[f"{name}.bias"] = bias + scale * (mean - own.running_mean) / spread
@@ -121,8 +129,8 @@ class Anchor(nn.Module):
         statistics = {}
         for name in self._names:
             own: Any = base.get_submodule(name)
-            mean, var = self._seen(name)
-            factor = (now[f"{name}.running_var"] + own.eps) / (var + own.eps)
+            mean, var, share = self._seen(name)
+            factor = (now[f"{name}.running_var"] * share + own.eps) / (var + own.eps)
             shift = (own.running_mean - mean) * factor.sqrt()
             statistics[f"{name}.running_mean"] = now[f"{name}.running_mean"] + shift
             statistics[f"{name}.running_var"] = ((own.running_var + own.eps) * factor - own.eps).clamp(min=0)
@@ -131,13 +139,15 @@ class Anchor(nn.Module):
 
 def can_be_anchored(layer: nn.Module) -> bool:
     """Whether a layer has the scale and bias that take back a change of statistics, and the momentum of an average."""
+    if isinstance(layer, nn.modules.instancenorm._InstanceNorm):
+        return False  # in train mode it looks at each image by itself
     return all(isinstance(getattr(layer, name, None), Tensor) for name in ("weight", "bias", "running_var")) and all(
         hasattr(layer, name) for name in ("eps", "momentum")
     )
 
 
-def _take_down(sums: list[Tensor], _: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+def _take_down(calls: list[tuple[Tensor, ...]], _: nn.Module, inputs: tuple[Tensor, ...]) -> None:
     over = [dim for dim in range(inputs[0].ndim) if dim != 1]
     x = inputs[0].float()
-    sums[0] += x.mean(over)
-    sums[1] += x.var(over)  # unbiased, as the layers' own averages are
+    n = x.numel() // x.shape[1]
+    calls.append((x.mean(over), x.var(over, correction=0), torch.tensor((n - 1) / n)))

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from ..errors import ConfigError
 from .base import Metrics, Objective
-from .swav import rank, run_by_size, world
+from .swav import is_number, rank, run_by_size, world
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,9 +41,10 @@ class ContrastConfig:
 
     def __post_init__(self) -> None:
         for name in ("temperature", "kin_temperature"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ConfigError(f"{name} is out of range", expected="a number above 0", found=getattr(self, name))
-        if not 0 <= self.kinship < 1:
+            value = getattr(self, name)
+            if not is_number(value) or not 0 < value < math.inf:
+                raise ConfigError(f"{name} is out of range", expected="a number above 0", found=value)
+        if not is_number(self.kinship) or not 0 <= self.kinship < 1:
             raise ConfigError("kinship is a share", expected="0 to below 1", found=self.kinship)
 
 
@@ -76,9 +77,11 @@ class Contrast(Objective):
             self.projector.bias.copy_(-centre)
 
     def loss(self, model: nn.Module, batch: Any, progress: float) -> tuple[Tensor, Metrics]:
-        if len(batch) < 2 or len({len(view) for view in batch}) != 1:
+        if len(batch) < max(2, self.large_crops) or len({len(view) for view in batch}) != 1:
             found = [list(view.shape) for view in batch]
             raise ConfigError("contrast compares several views of the same images", found=found, todo="ask for 2 views")
+        if len(batch[0]) * world() < 2:
+            raise ConfigError("contrast tells images apart", expected="2 or more at a time", found=len(batch[0]))
         features = run_by_size(model, batch)
         with torch.autocast(features.device.type, enabled=False):
             vectors = F.normalize(self.projector(features.float()), dim=1).view(len(batch), len(batch[0]), -1)

@@ -55,11 +55,11 @@ class SwAVConfig:
                 raise ConfigError(f"{name} is out of range", expected=f"a whole number from {least} on", found=value)
         for name in ("temperature", "epsilon"):
             value = getattr(self, name)
-            if not _is_number(value) or not 0 < value < math.inf:
+            if not is_number(value) or not 0 < value < math.inf:
                 raise ConfigError(f"{name} is out of range", expected="a number above 0", found=value)
         for name in ("queue_start", "freeze_prototypes"):
             value = getattr(self, name)
-            if not _is_number(value) or not 0 <= value <= 1:
+            if not is_number(value) or not 0 <= value <= 1:
                 raise ConfigError(f"{name} is a share of the run", expected="0 to 1", found=value)
 
 
@@ -195,7 +195,7 @@ def sinkhorn(scores: Tensor, epsilon: float, iterations: int, first: int | None 
     return kernel[:first] * of_prototype * (of_image * images)[:first, None]
 
 
-def _is_number(value: object) -> bool:
+def is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 

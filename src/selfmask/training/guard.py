@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -34,12 +35,19 @@ class Guard:
         self.scale = 1.0
         self.best_step, self.best_quality, self.first_quality = 0, -math.inf, -math.inf
         self.stopped = False
+        self.seconds = 0.0  # spent on measuring
         self._losses: deque[tuple[int, float]] = deque()
+
+    def measure(self) -> float:
+        start = time.perf_counter()
+        quality = self.quality()
+        self.seconds += time.perf_counter() - start
+        return quality
 
     def begin(self, take: Callable[[], State]) -> None:
         """Measure the start: what comes out is never worse than that."""
-        self.first_quality = self.best_quality = self.quality()
-        self.best_state = take()
+        self.best_state = take()  # before measuring, which may estimate statistics anew and round them
+        self.first_quality = self.best_quality = self.measure()
 
     def look(self, line: Mapping[str, Any], model: nn.Module, take: Callable[[], State]) -> str | None:
         """What is wrong after this line of the log, if anything is; else keep the point if it is the best so far."""
@@ -83,11 +91,13 @@ class Guard:
         return {
             **{"scale": self.scale, "best_step": self.best_step, "best_quality": self.best_quality},
             **{"first_quality": self.first_quality, "stopped": self.stopped, "losses": list(self._losses)},
+            "seconds": self.seconds,
         }
 
     def load_state_dict(self, state: Mapping[str, Any], best: State | None) -> None:
         self.scale, self.best_step, self.best_quality = state["scale"], state["best_step"], state["best_quality"]
         self.first_quality, self.stopped = state["first_quality"], state["stopped"]
+        self.seconds = state["seconds"]
         self._losses = deque((int(step), float(loss)) for step, loss in state["losses"])
         if best is not None:
             self.best_state = best

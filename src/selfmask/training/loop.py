@@ -216,7 +216,7 @@ class _State:
         """What the guard adds to a line of the log, having kept the best point or gone back to it."""
         added: dict[str, Any] = {}
         if last or line["step"] % guard.every == 0:
-            added["quality"] = guard.quality()
+            added["quality"] = guard.measure()
         trouble = guard.look({**line, **added}, self.model, self.take)
         if trouble is not None:
             added |= {"trouble": trouble, "answer": guard.answer()}

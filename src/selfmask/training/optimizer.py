@@ -19,6 +19,10 @@ class PerTensorSGD(torch.optim.SGD):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
         for group in self.param_groups:
             if not group["per_tensor"]:
                 continue
@@ -32,6 +36,7 @@ class PerTensorSGD(torch.optim.SGD):
                 if group["lr"] == 0:
                     parameter.grad = None
                     continue
-                tiny = torch.finfo(parameter.dtype).tiny
+                tiny = torch.finfo(parameter.dtype).tiny ** 0.5  # squares of smaller gradients are no numbers any more
                 parameter.grad.div_((state["mean_square"] / state["weight"]).sqrt().clamp(min=tiny))
-        return super().step(closure)
+        super().step()
+        return loss
