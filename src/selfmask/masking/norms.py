@@ -131,6 +131,8 @@ class Anchor(nn.Module):
             own: Any = base.get_submodule(name)
             mean, var, share = self._seen(name)
             factor = (now[f"{name}.running_var"] * share + own.eps) / (var + own.eps)
+            # Variances are no less than 0: where one would be, a channel is all but dead, and its mean is what counts.
+            factor = factor.maximum(own.eps / (own.running_var + own.eps))
             shift = (own.running_mean - mean) * factor.sqrt()
             statistics[f"{name}.running_mean"] = now[f"{name}.running_mean"] + shift
             statistics[f"{name}.running_var"] = ((own.running_var + own.eps) * factor - own.eps).clamp(min=0)

@@ -39,7 +39,7 @@ class Trackers:
         if self._folder is None:
             return
         step = int(line["step"])
-        numbers = {key: float(value) for key, value in line.items() if key != "step"}
+        numbers = {key: float(value) for key, value in line.items() if key != "step" and isinstance(value, int | float)}
         try:
             if not self._started:
                 self._started = [_KINDS[name](self._folder, step) for name in self._names]
