@@ -45,7 +45,6 @@ WITHOUT: Mapping[str, Mapping[str, Any]] = {
     "a rate per tensor (50 for all instead)": {"per_tensor": False, "score_lr": 50.0},
     "heads first": {"heads_first": 0.0},
     "gentle views (SwAV's instead)": {"views": dataclasses.replace(ViewsConfig(), small=0)},
-    "the gate": {"gate": False},
 }
 
 

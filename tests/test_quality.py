@@ -18,7 +18,7 @@ from selfmask.quality import NEIGHBOURS, Quality, share_found
 
 from .training.small import network
 
-IMAGES = 150
+IMAGES = 105
 CHANCE = 20 / (IMAGES - 1)
 
 
@@ -147,6 +147,13 @@ def test_it_is_worse_with_stronger_distortion_and_with_damage() -> None:
     assert quality() < start
 
 
+def test_how_many_images_are_run_at_once_makes_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+    clean, distorted = pictures()
+    whole = Quality(tiny(), clean, distorted)()
+    monkeypatch.setattr("selfmask.quality._AT_ONCE", 16)
+    assert Quality(tiny(), clean, distorted)() == pytest.approx(whole, abs=1e-3)
+
+
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("norm", ["adapt", "frozen", "anchored"])
 def test_measuring_changes_nothing(norm: str, training: bool) -> None:
@@ -177,7 +184,7 @@ def test_the_frozen_neighbours_are_those_of_the_start() -> None:
 
 def test_few_images() -> None:
     clean, distorted = pictures()
-    for number in (2, 4, 7, 130):
+    for number in (2, 4, 7):
         assert 0 <= Quality(tiny(), clean[:number], distorted[:number])() <= 1
 
 

@@ -96,6 +96,12 @@ def adapt(
     check_labels(labelled)
     processes, display, start = Processes(), display or QuietDisplay(), time.perf_counter()
     masked = get_masked_model(model, config.mask)
+    if config.gate and masked.sparsity()["total"] < 1:
+        raise ConfigError(
+            "the gate needs a mask that begins with all weights on: that is what it falls back to",
+            found=f"{masked.sparsity()['total']:.1%} of the weights on",
+            todo="choose the threshold rule, or gate=False",
+        )
     masked.preprocessing = how = _preprocessing(masked, preprocessing, config.size)
     masked.base_name = (about or {}).get("backbone", masked.base_name)
     masked.to(processes.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -162,7 +168,7 @@ def adapt(
 
 def _held_out(count: int, config: AdaptConfig) -> tuple[list[int], list[int]]:
     """Numbers of the images that the gate looks at, and of those that are trained on."""
-    held = min(_HELD_OUT, count // 5) if config.gate else 0
+    held = max(2, min(_HELD_OUT, count // 5)) if config.gate else 0
     order = torch.randperm(count, generator=generator(config.seed, "held out")).tolist()
     return sorted(order[:held]), sorted(order[held:])
 

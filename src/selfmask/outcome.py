@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -61,7 +62,7 @@ def finish(
         "one_bit_bytes": -(-masked.num_masked // 8),
         "base_bytes": sum(4 * parameter.numel() for parameter in masked.base.parameters()),
         "active": masked.sparsity()["total"],
-        **{"loss": log[-1]["loss"], "bad_images": len(store.bad)},
+        **{"loss": loss if math.isfinite(loss := log[-1]["loss"]) else None, "bad_images": len(store.bad)},
         "troubles": [{key: line[key] for key in ("step", "trouble", "answer")} for line in log if "trouble" in line],
         **numbers,
     }

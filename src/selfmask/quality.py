@@ -4,7 +4,7 @@ A backbone is of use on new images if it finds the images that belong together, 
 Which ones belong together nobody says; but the frozen backbone, looking at undistorted images, has an idea of it. So:
 of the images that the frozen backbone puts next to an image, how many does the model find from a distorted view of it?
 A model that forgets finds fewer of them, one that collapses hardly any; one that has learned to look past what does not
-matter finds more. One third of the quality asks the same of the neighbours that the model itself gives the undistorted
+matter finds more. One fifth of the quality asks the same of the neighbours that the model itself gives the undistorted
 image: where it knows better than the frozen backbone, it may say so.
 """
 
@@ -22,6 +22,7 @@ from .fitting import as_vectors
 from .masking import MaskedModel
 
 NEIGHBOURS = 20
+_OWN = 0.2  # the weight of what the model itself takes for neighbours
 _AT_ONCE = 128  # images in a forward pass
 _SAME = 1e-6  # similarities that differ by less are equal
 _NOTHING = 1e-4  # of the mean: vectors that differ from it by less hardly differ but by rounding
@@ -43,8 +44,8 @@ class Quality:
             images, views = self._vectors(self._images), self._vectors(self._views)
         if not bool(images.isfinite().all() and views.isfinite().all()):
             return 0.0
-        own = _nearest_of(images, self._k)
-        return (2 * share_found(images, views, self._neighbours) + share_found(images, views, own)) / 3
+        frozen, own = (share_found(images, views, of) for of in (self._neighbours, _nearest_of(images, self._k)))
+        return (1 - _OWN) * frozen + _OWN * own
 
     def _vectors(self, pixels: Tensor) -> Tensor:
         with torch.inference_mode():

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from selfmask.cli.adapt import NOTHING_GAINED
 from selfmask.data import open_images
 
 SELFMASK = str(Path(sys.executable).with_name("selfmask"))
@@ -35,17 +36,19 @@ def save_clothes(folder: Path, number: int) -> None:
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with pictures in `photos` and a finished run in `runs/photos`."""
+    """A folder with pictures in `photos` and a finished run in `runs/photos`, too short to gain anything."""
     folder = tmp_path_factory.mktemp("place")
     save_clothes(folder / "photos", 60)
     done = run(folder, "adapt", "photos", *TINY, "--steps", "2", "--json")
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["images"] == 60  # nothing but JSON on standard output
+    assert done.returncode == NOTHING_GAINED == 3, done.stderr
+    result = json.loads(done.stdout)  # nothing but JSON on standard output
+    assert result["images"] == 60
+    assert (result["kept"], result["active"], result["best_step"]) == ("identity", 1.0, 0)
     return folder
 
 
 def test_adapt_leaves_a_mask_that_embed_and_evaluate_use(place: Path) -> None:
-    assert json.loads((place / "runs/photos/config.json").read_text())["preset"] == "reference"
+    assert json.loads((place / "runs/photos/config.json").read_text())["preset"] == "fast"
     done = run(place, "embed", "runs/photos", "photos", "--out", "photos.npz")
     assert done.returncode == 0, done.stderr
     vectors = np.load(place / "photos.npz")["vectors"]
@@ -54,7 +57,30 @@ def test_adapt_leaves_a_mask_that_embed_and_evaluate_use(place: Path) -> None:
     assert done.returncode == 0, done.stderr
     numbers = json.loads(done.stdout)
     assert 0.3 < numbers["knn_before"] <= 1
-    assert 0 <= numbers["knn_after"] <= 1
+    assert numbers["knn_after"] == numbers["knn_before"]  # the mask is the identity
+
+
+def test_a_mask_that_is_kept_is_a_success(place: Path) -> None:
+    """These steps are known to find something on these pictures, as far as 12 held-out ones can tell."""
+    done = run(place, "adapt", "photos", *TINY, "--steps", "40", "--size", "32", "--seed", "1", "--out", "runs/kept")
+    result = json.loads((place / "runs/kept/result.json").read_text())
+    assert result["kept"] == "mask"
+    assert result["quality_after"] > result["quality_before"]
+    assert done.returncode == 0, done.stderr
+    assert "quality (without labels)" in done.stdout
+    assert "Nothing better" not in done.stdout
+
+
+def test_without_a_gate_a_run_is_a_success(place: Path) -> None:
+    done = run(place, "adapt", "photos", *TINY, "--steps", "1", "--no-gate", "--out", "runs/ungated", "--json")
+    assert done.returncode == 0, done.stderr
+    assert "kept" not in json.loads(done.stdout)
+
+
+def test_help_lists_the_presets_and_the_exit_code(place: Path) -> None:
+    words = run(place, "adapt", "--help").stdout
+    for word in ("fast", "paper", "reference", "exit code is 3"):
+        assert word in " ".join(words.split()), word
 
 
 def test_a_run_is_neither_overwritten_nor_resumed_with_other_settings(place: Path) -> None:
@@ -65,7 +91,8 @@ def test_a_run_is_neither_overwritten_nor_resumed_with_other_settings(place: Pat
     assert other.returncode == 2
     assert "adapt.steps = 3" in other.stderr
     same = run(place, "adapt", "photos", *TINY, "--steps", "2", "--resume")
-    assert same.returncode == 0, same.stderr
+    assert same.returncode == NOTHING_GAINED, same.stderr
+    assert "Nothing better than the frozen backbone was found" in same.stdout
     assert "report.html" in same.stdout
 
 

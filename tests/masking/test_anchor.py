@@ -90,7 +90,7 @@ def run(masked: MaskedModel, images: Tensor) -> Tensor:
 
 def assert_close(found: Tensor, expected: Tensor) -> None:
     """As vectors: single features may be small differences of large numbers."""
-    assert float((found - expected).norm()) <= 2e-5 * float(expected.norm())
+    assert float((found - expected).norm()) <= 5e-5 * float(expected.norm())
 
 
 # ---- what it is to do -------------------------------------------------------------------------------------------
@@ -137,6 +137,23 @@ def test_after_flips_eval_mode_is_train_mode(case: tuple[nn.Module, Tensor]) -> 
     assert_same_state(base, before)
 
 
+def test_a_channel_that_the_mask_kills_is_worth_the_same_in_both_modes() -> None:
+    """Whether the base's own variance was smaller than what it sees now, or larger."""
+    base = digits()
+    with torch.no_grad():
+        base[1].running_var[:4] *= 1e-3
+        base[1].running_var[4:] *= 1e3
+    images = noise(1, 8)
+    masked = get_masked_model(base, ANCHORED)
+    masked.anchor([images])
+    with torch.no_grad():
+        next(iter(masked.scores.values()))[::2] = -1.0
+    trained = run(masked.train(), images)
+    masked.recalibrate([images])
+    assert_close(run(masked.eval(), images), trained)
+    assert all((value >= 0).all() for name, value in statistics(masked).items() if "var" in name)
+
+
 def test_averages_over_batches_hold_their_own_across_calls() -> None:
     """Several batches are averaged, layer by layer, and again when recalibrating: the base's statistics stay."""
     masked = get_masked_model(digits(), ANCHORED)
@@ -170,7 +187,7 @@ def test_scales_and_biases_equal_the_formulas() -> None:
             both = [naive_statistics(x, channel) for x in seen]
             m, v = (sum(part[i] for part in both) / len(both) for i in range(2))
             own_m, own_v = float(layer.running_mean[channel]), float(layer.running_var[channel])
-            scale, bias = float(layer.weight[channel]), float(layer.bias[channel])
+            scale, bias = layer.weight[channel].item(), layer.bias[channel].item()
             spread = (own_v + layer.eps) ** 0.5
             assert float(found[f"{name}.weight"][channel]) == pytest.approx(
                 scale * (v + layer.eps) ** 0.5 / spread, rel=1e-4
@@ -196,7 +213,7 @@ def test_statistics_equal_what_a_line_through_both_says() -> None:
         m, v, _ = naive_statistics(x, channel)
         slope = float(trained["1.weight"][channel]) / (v + layer.eps) ** 0.5
         start = float(trained["1.bias"][channel]) - slope * m
-        scale, bias = float(layer.weight[channel]), float(layer.bias[channel])
+        scale, bias = layer.weight[channel].item(), layer.bias[channel].item()
         variance = (scale / slope) ** 2 - layer.eps
         mean = (bias - start) / slope
         assert float(found["1.running_var"][channel]) == pytest.approx(variance, rel=1e-3)

@@ -140,6 +140,23 @@ def test_odd_logs_give_valid_figures(lines: list[dict[str, float]]) -> None:
         ElementTree.fromstring(svg)
 
 
+def test_quality_starts_at_the_frozen_backbone_and_the_kept_step_is_marked() -> None:
+    lines = [{"step": step, "quality": 0.5 + step / 1000} for step in (40, 80, 120)]
+    bare = figures.quality_figure(lines)
+    assert bare is not None
+    assert points(bare, variable("accent")) == [3]
+    whole = figures.quality_figure(lines, 0.51, 80)
+    assert whole is not None
+    assert points(whole, variable("accent")) == [4]
+    assert "step 80 is kept" in texts(whole)
+    assert "0.62" in texts(whole)
+    for step, words in ((0, True), (50, False), (None, False), (NAN, False), ("80", False)):
+        svg = figures.quality_figure(lines, 0.51, step)
+        assert svg is not None
+        assert any("is kept" in text for text in texts(svg)) == words
+    assert figures.quality_figure([{"step": 1, "loss": 2.0}], 0.51, 0) is None
+
+
 def test_active_share_without_flips_is_one_panel() -> None:
     both, one = figures.mask_figure(log(9)), figures.mask_figure([{"step": 1, "active": 0.9}, {"step": 2, "active": 1}])
     assert both is not None

@@ -243,6 +243,70 @@ def test_an_unknown_measure_is_shown_and_not_judged(written: Any) -> None:
     assert "worse" not in page.text
 
 
+GATED = {"quality_before": 0.5234, "quality_after": 0.5512, "best_step": 80, "kept": "mask", "active": 0.87}
+IDENTITY = GATED | {"quality_after": 0.5234, "best_step": 0, "kept": "identity", "active": 1.0}
+GATED_LOG = [{"step": s, "loss": 2.0, "active": 0.7, "quality": 0.5 + s / 1600} for s in (40, 80, 120)]
+
+
+def test_quality_without_labels_is_judged_as_a_number_and_called_an_estimate(written: Any) -> None:
+    _, page = written(only(result=GATED, log=GATED_LOG))
+    assert "quality without labels 0.523 0.551 +0.028 better" in page.text
+    assert "points" not in page.text
+    assert "is an estimate" in page.text
+    assert "cannot say whether the mask helps" not in page.text
+    assert "The ring marks the point that was kept." in page.text
+    assert "step 80 is kept" in page.text
+    assert "Nothing better" not in page.text
+
+
+def test_weights_on_are_those_of_the_point_that_was_kept(written: Any) -> None:
+    _, page = written(only(result=GATED, log=GATED_LOG))
+    assert "weights on 87.0%" in page.text
+
+
+def test_quality_that_hardly_changed_is_the_same(written: Any) -> None:
+    _, page = written(only(result=GATED | {"quality_after": 0.52345}))
+    assert "0.523 0.523 0.000 the same" in page.text
+    assert "better" not in page.text
+
+
+def test_measures_with_labels_come_before_the_one_without_and_need_no_estimate(written: Any) -> None:
+    _, page = written(only(result=GATED | {"knn_before": 0.7, "knn_after": 0.75}))
+    assert page.text.index("k-NN accuracy") < page.text.index("quality without labels")
+    assert "estimate" not in page.text
+    _, page = written(only(result=GATED | {"knn_before": 0.7, "knn_after": 0.65}))
+    assert "Measured by k-NN accuracy, this mask is worse" in page.text
+
+
+@pytest.mark.parametrize("labels", [{}, {"knn_before": 0.7, "knn_after": 0.7}, {"knn_before": 0.7, "knn_after": 0.6}])
+def test_a_mask_that_changes_nothing_is_called_that_first_of_all(written: Any, labels: dict[str, float]) -> None:
+    lost = [{"step": 130, "loss": NAN, "ln_k": 2.0}, {"step": 140, "loss": 2.0, "ln_k": 2.0}]
+    _, page = written(only(result=IDENTITY | labels, log=[*GATED_LOG, *lost]))
+    plain = "Nothing better than the frozen backbone was found. The mask leaves every weight on and changes nothing"
+    assert page.text.index(plain) < page.text.index("quality without labels")
+    assert "0.523 0.523 0.000 the same" in page.text
+    assert "weights on 100%" in page.text
+    assert "step 0 is kept" in page.text
+    assert "the start, which is the frozen backbone" in page.text
+    for words in ("mask is worse", "estimate", "cannot say", "not to be trusted", "guessing costs"):
+        assert words not in page.text
+
+
+def test_troubles_are_listed_with_what_was_done(written: Any) -> None:
+    troubles = [
+        {"step": 40, "trouble": "all weights of stem.weight are off", "answer": "went back to step 0"},
+        {"step": 90, "trouble": EVIL, "answer": "stopped for good; step 0 is kept"},
+    ]
+    html, page = written(only(result=IDENTITY | {"troubles": troubles}))
+    assert_self_contained(html, page)
+    assert "40 all weights of stem.weight are off went back to step 0" in page.text
+    assert "stopped for good; step 0 is kept" in page.text
+    assert "troubles" in page.ids
+    _, page = written(only(result=GATED | {"troubles": []}, log=GATED_LOG))
+    assert "troubles" not in page.ids
+    assert "troubles" not in page.text
+
+
 def test_nan_losses_are_said_at_the_top(written: Any) -> None:
     log = [{"step": s, "loss": NAN if s > 7 else 5.0, "ln_k": 6.2} for s in range(10)]
     _, page = written(only(log=log))

@@ -54,7 +54,7 @@ def test_the_run_folder_holds_all_of_a_run(tmp_path: Path) -> None:
     names = {path.name for path in (tmp_path / "run").iterdir()}
     assert names >= {"config.json", "environment.json", "log.jsonl", "events", "checkpoints", "mask.smn"}
     assert names >= {"report.html", "result.json"}
-    assert {path.name for path in (tmp_path / "run" / "checkpoints").iterdir()} == {"last.pt", "best.pt"}
+    assert {path.name for path in (tmp_path / "run" / "checkpoints").iterdir()} == {"last.pt"}
     stored = json.loads((tmp_path / "run" / "result.json").read_text())
     assert stored == result.result
     assert {"knn_before", "knn_after", "probe_before", "probe_after"} <= set(stored)

@@ -14,7 +14,6 @@ LINE = {"loss": 4.5, "ln_k": 6.215, "active": 0.9876, "flips": 12.4, "images_per
 def test_a_line_names_what_matters() -> None:
     text = describe(LINE)
     assert text == "loss 4.500 (ln K 6.21)  active 98.76%  12 flips/step  346 images/s"
-    assert "quality 0.700" in describe(LINE | {"quality": 0.7})
 
 
 def test_without_a_terminal_the_last_step_is_a_plain_line() -> None:
@@ -26,6 +25,17 @@ def test_without_a_terminal_the_last_step_is_a_plain_line() -> None:
     assert out.getvalue().startswith("step 20/20  loss 4.500")
     assert out.getvalue().count("\n") == 1
     assert "\x1b" not in out.getvalue()
+
+
+def test_the_last_quality_stays_on_the_line_and_trouble_is_said_at_once() -> None:
+    out = io.StringIO()
+    display = ConsoleDisplay(Console(file=out, width=120))
+    with display.training(20):
+        display.line(LINE | {"step": 5, "quality": 0.7})
+        display.line(LINE | {"step": 10, "trouble": "[b] all weights are off", "answer": "went back to step 5"})
+        assert out.getvalue() == "step 10: [b] all weights are off; went back to step 5\n"
+        display.line(LINE | {"step": 20})
+    assert "346 images/s  quality 0.700" in out.getvalue()
 
 
 def test_in_a_terminal_one_bar_moves_and_is_gone_at_the_end() -> None:

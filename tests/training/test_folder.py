@@ -24,7 +24,7 @@ def open_run(path: Path, resume: bool = False, **changes: object) -> RunFolder:
 
 def finished_run(path: Path) -> None:
     with open_run(path) as folder:
-        folder.save_checkpoint(["last"], {"step": 3})
+        folder.save_checkpoint("last", {"step": 3})
 
 
 def test_a_new_run_says_what_it_is(tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ def test_the_log_is_cut_back_to_the_checkpoint_and_survives_a_torn_line(tmp_path
 def test_checkpoints_come_back_and_damaged_ones_are_named(tmp_path: Path) -> None:
     with open_run(tmp_path) as folder:
         assert folder.load_checkpoint("last") is None
-        folder.save_checkpoint(["best", "last"], {"step": 7, "model": {"w": torch.arange(3)}})
+        folder.save_checkpoint("last", {"step": 7, "model": {"w": torch.arange(3)}})
         loaded = folder.load_checkpoint("last")
         assert loaded is not None
         assert loaded["step"] == 7

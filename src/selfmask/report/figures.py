@@ -147,14 +147,26 @@ def mask_figure(log: Log) -> Markup | None:
         return _svg(figure, " and ".join(title for title, _, _ in panels))
 
 
-def quality_figure(log: Log) -> Markup | None:
-    """The label-free quality over steps, if it was logged."""
-    steps, values = curve(log, "quality")
-    if not np.isfinite(values).any():
+def quality_figure(log: Log, before: object = None, kept: object = None) -> Markup | None:
+    """The label-free quality over steps, if it was logged: from `before`, at step 0; with a ring at the step kept."""
+    if not np.isfinite(curve(log, "quality")[1]).any():
         return None
+    steps, values = curve([{"step": 0, "quality": before}, *log] if before is not None else log, "quality")
     with _style("quality"):
         figure, (axes,) = _panels(1)
         _draw(axes, steps, values, LIGHT["accent"], three_digits)
+        for place in np.flatnonzero((steps == _number(kept)) & np.isfinite(values)):
+            point = float(steps[place]), float(values[place])
+            axes.plot(*point, "o", markersize=8, markerfacecolor="none", color=LIGHT["second"])
+            axes.annotate(
+                f"step {point[0]:,.0f} is kept",
+                point,
+                xytext=(0, 9),
+                textcoords="offset points",
+                ha="left" if place == 0 else "right",
+                color=LIGHT["second"],
+            )
+            axes.margins(y=0.15)
         axes.set_title("quality without labels")
         return _svg(figure, "label-free quality over steps")
 

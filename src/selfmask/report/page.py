@@ -19,15 +19,18 @@ from .figures import curve, percent, three_digits
 
 MAX_BAD_IMAGES, MAX_TEXT = 500, 600
 
-_MEASURES = {"knn": "k-NN accuracy", "probe": "linear-probe accuracy, few labels"}
+_WITH_LABELS = {"knn": "k-NN accuracy", "probe": "linear-probe accuracy, few labels"}
+_MEASURES = {**_WITH_LABELS, "quality": "quality without labels"}
 
 
 @dataclass(frozen=True)
 class ReportData:
     """All that a report shows. What is missing, None or empty is left out of the page.
 
-    result: the numbers of the run. Pairs NAME_before and NAME_after are compared; `knn` and `probe` are shares of 1.
-        `mask_bytes`, `one_bit_bytes` and `base_bytes` (the float32 copy) are set side by side.
+    result: the numbers of the run. Pairs NAME_before and NAME_after are compared; `knn` and `probe` are shares of 1,
+        `quality` is a number. `kept` is "identity" where nothing was gained, `best_step` the step that was kept;
+        `troubles` say what went wrong, as step, trouble and answer. `mask_bytes`, `one_bit_bytes` and `base_bytes`
+        (the float32 copy) are set side by side.
     log: the lines of the log; figures take `step`, `loss`, `ln_k`, `active`, `flips` and `quality` from them.
     active_by_layer: share of active weights of each masked tensor, in the order of the network.
     bad_images: files that could not be read, with the reason.
@@ -85,13 +88,16 @@ def render(data: ReportData) -> str:
         light=figures.LIGHT,
         dark=figures.DARK,
         measures=measures,
+        identity=_is_identity(data.result),
         cautions=list(_cautions(data, measures)),
         facts=dict(_facts(data)),
         sizes=list(_sizes(data.result)),
         loss=figures.loss_figure(data.log),
         lost_steps=not np.isfinite(curve(data.log, "loss")[1]).all(),
         mask=figures.mask_figure(data.log),
-        quality=figures.quality_figure(data.log),
+        quality=figures.quality_figure(data.log, data.result.get("quality_before"), data.result.get("best_step")),
+        kept_step=data.result.get("best_step"),
+        troubles=data.result.get("troubles") or (),
         lines_per_point=math.ceil(len(data.log) / figures.MAX_POINTS),
         layers=figures.layers_figure(data.active_by_layer),
         grouped=len(data.active_by_layer) > figures.MAX_BARS,
@@ -100,7 +106,7 @@ def render(data: ReportData) -> str:
         columns=max((len(row) for card in examples for row in (card.before, card.after)), default=1),
         bad_images=data.bad_images[:MAX_BAD_IMAGES],
         bad_count=len(data.bad_images),
-        result=dict(_flat(data.result)),
+        result=dict(_flat({key: value for key, value in data.result.items() if key != "troubles"})),
         config=dict(_flat(data.config)),
     )
 
@@ -108,24 +114,27 @@ def render(data: ReportData) -> str:
 def _measures(result: Mapping[str, Any]) -> Iterator[Measure]:
     """Every pair of numbers before and after; a known measure is judged, an unknown one only shown."""
     names = dict.fromkeys(key.removesuffix("_before").removesuffix("_after") for key in result)
-    for name in sorted(names, key=lambda name: name not in _MEASURES):
+    known = list(_MEASURES)
+    for name in sorted(names, key=lambda name: known.index(name) if name in known else len(known)):
         before, after = result.get(f"{name}_before"), result.get(f"{name}_after")
         if not (_is_number(before) or _is_number(after)):
             continue
         title = _MEASURES.get(name, name.replace("_", " "))
-        if name not in _MEASURES:
-            yield Measure(title, _number(before), _number(after), _difference(before, after), "")
-        else:
-            points = _difference(before, after, 100)
+        if name in _WITH_LABELS:
+            points = _difference(before, after, ".1f", 100)
             yield Measure(title, _share(before), _share(after), points and f"{points} points", _verdict(points))
+        elif name in _MEASURES:
+            change = _difference(before, after, ".3f")
+            yield Measure(title, _number(before, ".3f"), _number(after, ".3f"), change, _verdict(change))
+        else:
+            yield Measure(title, _number(before), _number(after), _difference(before, after, ".3g"), "")
 
 
-def _difference(before: Any, after: Any, scale: int = 1) -> str:
+def _difference(before: Any, after: Any, digits: str, scale: int = 1) -> str:
     if not (_is_finite(before) and _is_finite(after)):
         return ""
-    change = scale * (after - before)
-    text = f"{change:+.1f}" if scale > 1 else f"{change:+.3g}"
-    return "0.0" if text in ("-0.0", "+0.0") else text.replace("-", "\N{MINUS SIGN}")
+    text = f"{scale * (after - before):+{digits}}"
+    return text.replace("-", "\N{MINUS SIGN}") if float(text) else text[1:]
 
 
 def _verdict(points: str) -> str:
@@ -135,21 +144,13 @@ def _verdict(points: str) -> str:
 
 def _cautions(data: ReportData, measures: Sequence[Measure]) -> Iterator[str]:
     """What a reader must know before trusting the mask."""
-    if worse := [measure.name for measure in measures if measure.verdict == "worse"]:
-        yield (
-            f"Measured by {' and by '.join(worse)}, this mask is worse than the frozen backbone. Use the backbone "
-            "as it is, or adapt again: for longer, or with a lower learning rate."
-        )
-    if not any(measure.verdict for measure in measures):
-        yield (
-            "Nothing was measured with labels before and after, so this page cannot say whether the mask helps. "
-            "If you have some labels, selfmask evaluate tells."
-        )
+    if not _is_identity(data.result):
+        yield from _cautions_of_measures(measures)
     losses, levels = curve(data.log, "loss")[1], curve(data.log, "ln_k")[1]
     finite, levels = losses[np.isfinite(losses)], levels[np.isfinite(levels)]
-    if lost := len(losses) - len(finite):
+    if (lost := len(losses) - len(finite)) and "kept" not in data.result:  # a guarded run has gone back to before
         yield f"The loss was not a number on {lost:,} of {len(losses):,} log lines; such a run is not to be trusted."
-    if len(finite) and len(levels):
+    if len(finite) and len(levels) and not _is_identity(data.result):
         end = float(finite[-math.ceil(len(finite) / 10) :].mean())
         if end >= 0.99 * levels[-1]:
             yield (
@@ -161,12 +162,37 @@ def _cautions(data: ReportData, measures: Sequence[Measure]) -> Iterator[str]:
         yield f"Switched off as a whole, so that no signal passes: {', '.join(off[:3])}{more}."
 
 
+def _cautions_of_measures(measures: Sequence[Measure]) -> Iterator[str]:
+    if worse := [measure.name for measure in measures if measure.verdict == "worse"]:
+        yield (
+            f"Measured by {' and by '.join(worse)}, this mask is worse than the frozen backbone. Use the backbone "
+            "as it is, or adapt again: for longer, or with a lower learning rate."
+        )
+    judged = {measure.name for measure in measures if measure.verdict}
+    if not judged:
+        yield (
+            "Nothing was measured with labels before and after, so this page cannot say whether the mask helps. "
+            "If you have some labels, selfmask evaluate tells."
+        )
+    elif not judged & set(_WITH_LABELS.values()):
+        yield (
+            "Nothing was measured with labels: that the mask helps is an estimate, from a quality that needs none. "
+            "If you have some labels, selfmask evaluate tells."
+        )
+
+
+def _is_identity(result: Mapping[str, Any]) -> bool:
+    return result.get("kept") == "identity"
+
+
 def _facts(data: ReportData) -> Iterator[tuple[str, str]]:
     result = data.result
     if _is_finite(size := result.get("mask_bytes")):
         yield "mask file", _bytes(size)
     shares = curve(data.log, "active")[1]
-    if np.isfinite(shares).any():
+    if _is_finite(active := result.get("active")):  # of the point that was kept, which need not be the last
+        yield "weights on", percent(active)
+    elif np.isfinite(shares).any():
         yield "weights on", percent(float(shares[np.isfinite(shares)][-1]))
     if _is_finite(images := result.get("images")):
         yield "images", f"{images:,}"
@@ -239,10 +265,10 @@ def _share(value: Any) -> str:
     return f"{value:.1%}" if _is_finite(value) else _number(value)
 
 
-def _number(value: Any) -> str:
+def _number(value: Any, digits: str = ".4g") -> str:
     if not _is_number(value):
         return "not measured"
-    return f"{value:.4g}" if math.isfinite(value) else "not a number"
+    return f"{value:{digits}}" if math.isfinite(value) else "not a number"
 
 
 def _bytes(size: float) -> str:

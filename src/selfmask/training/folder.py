@@ -43,7 +43,8 @@ class RunFolder:
 
     @property
     def _has_work(self) -> bool:
-        return any((self.path / name).exists() for name in ("checkpoints/last.pt", "mask.smn", "result.json"))
+        names = ("checkpoints/best.pt", "checkpoints/last.pt", "mask.smn", "result.json")
+        return any((self.path / name).exists() for name in names)
 
     def __enter__(self) -> RunFolder:
         return self

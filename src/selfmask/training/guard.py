@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -15,7 +14,7 @@ from torch.optim import Optimizer
 from ..masking import MaskedModel
 
 GENTLER = 0.25  # of the learning rate, after going back
-_PLATEAU = 100  # steps at the loss of a guess that are a plateau
+_PLATEAU = 80  # steps at the loss of a guess that are a plateau; known, with the lines before and after, within 100
 _GUESS = 0.99  # of ln K; a loss above is that of a guess
 _SPREAD = 0.02  # of unit vectors: 1 - |mean|^2; below, all images look alike to the network
 _LOST = 0.85  # of the best quality so far; below, what was learned is being lost
@@ -36,7 +35,7 @@ class Guard:
         self.best_step, self.best_quality, self.first_quality = 0, -math.inf, -math.inf
         self.stopped = False
         self.seconds = 0.0  # spent on measuring
-        self._losses: deque[tuple[int, float]] = deque()
+        self._learned = 0  # the last step whose loss was better than a guess
 
     def measure(self) -> float:
         start = time.perf_counter()
@@ -55,7 +54,8 @@ class Guard:
         quality = line.get("quality")
         if trouble is None and quality is not None:
             if quality > self.best_quality:
-                self.best_step, self.best_quality, self.best_state = line["step"], quality, take()
+                self.best_step, self.best_quality = line["step"], quality
+                self.best_state = take()
             elif quality < _LOST * self.best_quality:
                 trouble = f"quality fell from {self.best_quality:.3f} to {quality:.3f}"
         return trouble
@@ -69,18 +69,15 @@ class Guard:
             for name, mask in model.masks():
                 if not bool(mask.any()):
                     return f"all weights of {name} are off"
-        if "ln_k" in line:
-            self._losses.append((line["step"], line["loss"] / line["ln_k"]))
-            while self._losses[0][0] <= line["step"] - _PLATEAU:
-                self._losses.popleft()
-            seen = line["step"] - self._losses[0][0] >= _PLATEAU * 0.8
-            if seen and min(loss for _, loss in self._losses) > _GUESS:
-                return f"the loss stays at ln K = {line['ln_k']:.2f}, that of a guess"
+        if line["loss"] <= _GUESS * line.get("ln_k", math.inf):
+            self._learned = line["step"]
+        elif line["step"] - self._learned >= _PLATEAU:
+            return f"the loss stays at ln K = {line['ln_k']:.2f}, that of a guess"
         return None
 
-    def answer(self) -> str:
+    def answer(self, step: int) -> str:
         """What to do about trouble: go back to the best point, and on with a gentler rate; the second time, stop."""
-        self._losses.clear()
+        self._learned = step
         self.stopped, self.scale = self.scale != 1.0, GENTLER
         if self.stopped:
             return f"stopped for good; step {self.best_step} is kept"
@@ -90,15 +87,14 @@ class Guard:
         """All but the best point itself, which has a file of its own."""
         return {
             **{"scale": self.scale, "best_step": self.best_step, "best_quality": self.best_quality},
-            **{"first_quality": self.first_quality, "stopped": self.stopped, "losses": list(self._losses)},
+            **{"first_quality": self.first_quality, "stopped": self.stopped, "learned": self._learned},
             "seconds": self.seconds,
         }
 
     def load_state_dict(self, state: Mapping[str, Any], best: State | None) -> None:
         self.scale, self.best_step, self.best_quality = state["scale"], state["best_step"], state["best_quality"]
         self.first_quality, self.stopped = state["first_quality"], state["stopped"]
-        self.seconds = state["seconds"]
-        self._losses = deque((int(step), float(loss)) for step, loss in state["losses"])
+        self.seconds, self._learned = state["seconds"], state["learned"]
         if best is not None:
             self.best_state = best
 

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any, Literal, get_args
 
 import torch
@@ -119,7 +120,8 @@ def train(
     model.train()
     objective.train()
     with _stop_flag() as asked_to_stop:
-        for step, batch in enumerate(batches.between(start, config.steps, workers), start):
+        end = start if guard is not None and guard.stopped else config.steps
+        for step, batch in enumerate(batches.between(start, end, workers), start):
             progress = step / config.steps
             torch.manual_seed(derive(config.seed, "step", step, processes.rank))  # for dropout and its kin
             factor = cosine((step + 0.5) / config.steps, config.warmup) * (guard.scale if guard else 1.0)
@@ -184,32 +186,36 @@ class _State:
         self.folder, self.processes, self.guard = folder, processes, guard
         self._saved_best = 0
 
-    def take(self) -> dict[str, Any]:
-        return take_state(self.model, self.objective, self.optimizer)
+    def take(self, done: int) -> dict[str, Any]:
+        """A checkpoint of this moment."""
+        guard = self.guard.state_dict() if self.guard else None
+        return {"step": done, **take_state(self.model, self.objective, self.optimizer), "guard": guard}
 
     def put(self, state: dict[str, Any]) -> None:
         put_state(state, self.model, self.objective, self.optimizer)
 
     def restore(self) -> int:
         """Load the last checkpoint into everything; return how many steps are done."""
-        checkpoint, best = self.processes.from_main(
+        last, best = self.processes.from_main(
             lambda: (
                 (self.folder.load_checkpoint("last"), self.folder.load_checkpoint("best"))
                 if self.folder
                 else (None, None)
             )
         )
+        # A run that was killed between writing the two goes on from the best point, which is then the later one.
+        checkpoint = max((each for each in (last, best) if each), key=lambda each: each["step"], default=None)
         step = 0 if checkpoint is None else int(checkpoint["step"])
         if self.folder is not None:
             self.folder.forget_log_after(step)
         if self.guard is not None:
-            self.guard.best_state = self.take()
+            self.guard.best_state = self.take(0)
         if checkpoint is not None:
             self.put(checkpoint)
         if self.guard is not None and checkpoint is not None:
             self.guard.load_state_dict(checkpoint["guard"], best if checkpoint["guard"]["best_step"] else None)
         elif self.guard is not None:
-            self.guard.begin(self.take)
+            self.guard.begin(partial(self.take, 0))
         return step
 
     def guarded(self, guard: Guard, line: Mapping[str, Any], last: bool) -> dict[str, Any]:
@@ -217,9 +223,9 @@ class _State:
         added: dict[str, Any] = {}
         if last or line["step"] % guard.every == 0:
             added["quality"] = guard.measure()
-        trouble = guard.look({**line, **added}, self.model, self.take)
+        trouble = guard.look({**line, **added}, self.model, partial(self.take, line["step"]))
         if trouble is not None:
-            added |= {"trouble": trouble, "answer": guard.answer()}
+            added |= {"trouble": trouble, "answer": guard.answer(line["step"])}
             self.put(guard.best_state)
         return added
 
@@ -230,12 +236,11 @@ class _State:
     def save(self, done: int) -> None:
         if self.folder is None:
             return
-        state = {"step": done, **self.take(), "guard": self.guard.state_dict() if self.guard else None}
         # The best point first, so that `last` never knows of a best one that is not there.
         if self.guard is not None and self.guard.best_step > self._saved_best:
             self.folder.save_checkpoint("best", self.guard.best_state)
             self._saved_best = self.guard.best_step
-        self.folder.save_checkpoint("last", state)
+        self.folder.save_checkpoint("last", self.take(done))
 
 
 class _Meter:
