@@ -117,7 +117,7 @@ class AdaptConfig:
 
 PRESETS: Mapping[str, AdaptConfig] = {
     "fast": AdaptConfig(
-        steps=120,
+        steps=200,
         objective="contrast",
         score_lr=0.05,
         per_tensor=True,

@@ -4,8 +4,9 @@ A backbone is of use on new images if it finds the images that belong together, 
 Which ones belong together nobody says; but the frozen backbone, looking at undistorted images, has an idea of it. So:
 of the images that the frozen backbone puts next to an image, how many does the model find from a distorted view of it?
 A model that forgets finds fewer of them, one that collapses hardly any; one that has learned to look past what does not
-matter finds more. One fifth of the quality asks the same of the neighbours that the model itself gives the undistorted
-image: where it knows better than the frozen backbone, it may say so.
+matter finds more. The other half of the quality asks the same of the neighbours that the model itself gives the
+undistorted image: where it knows better than the frozen backbone, it may say so. Either half alone misleads: a model
+that only forgets is consistent with itself, and one that learned a lot disagrees with the frozen backbone.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from .fitting import as_vectors
 from .masking import MaskedModel
 
 NEIGHBOURS = 20
-_OWN = 0.2  # the weight of what the model itself takes for neighbours
+_OWN = 0.5  # the weight of what the model itself takes for neighbours
 _AT_ONCE = 128  # images in a forward pass
 _SAME = 1e-6  # similarities that differ by less are equal
 _NOTHING = 1e-4  # of the mean: vectors that differ from it by less hardly differ but by rounding
