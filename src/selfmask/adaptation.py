@@ -133,7 +133,7 @@ def adapt(
         groups = [
             ParameterGroup(
                 list(masked.scores.parameters()),
-                config.score_lr / (_layers(masked) if config.per_tensor else 1),
+                _score_rate(masked, config, steps),
                 per_tensor=config.per_tensor,
                 start=config.heads_first,
             ),
@@ -190,9 +190,14 @@ def _objective(masked: MaskedModel, features: int, reference: list[Tensor], conf
     return Contrast(centre, config.contrast, frozen=masked.frozen, large_crops=large)
 
 
-def _layers(masked: MaskedModel) -> int:
-    """How many layers carry a mask: the more of them, the less each may change."""
-    return max(1, sum(score.dim() > 1 for score in masked.scores.parameters()))
+def _score_rate(masked: MaskedModel, config: AdaptConfig, steps: int) -> float:
+    """The learning rate of the scores at its highest."""
+    if not config.per_tensor:
+        return config.score_lr
+    # The more layers carry a mask, the less each may change.
+    layers = max(1, sum(score.dim() > 1 for score in masked.scores.parameters()))
+    # A cosine has half its height on average, and momentum adds up to 1 / (1 - momentum) times the gradient.
+    return config.score_lr / layers * (1 - config.momentum) / (0.5 * steps)
 
 
 def _guard(

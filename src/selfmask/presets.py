@@ -32,8 +32,9 @@ class AdaptConfig:
     size: of a large crop and of evaluated images, in pixels; the backbone's own by default. `views` gives only the
         proportion of small crops to large ones.
     score_lr, head_lr, head_weight_decay: of the scores, and of projector and prototypes.
-    per_tensor: a step counts in units of each tensor's own gradient, and `score_lr` is shared out among the layers: one
-        rate for every backbone.
+    per_tensor: a gradient counts in units of its tensor's usual one, and `score_lr` is how far all layers together move
+        in the whole run: it is shared out among layers and steps, so that one setting fits every backbone and every
+        length. (From the start of a score to its threshold it is a distance of 1.)
     heads_first: share of the run in which the heads learn alone.
     objective: "contrast" or "swav"; `contrast` and `swav` are their settings.
     views, mask: of the views and of the mask.
@@ -60,7 +61,7 @@ class AdaptConfig:
     swav: SwAVConfig = dataclasses.field(default_factory=SwAVConfig)
     mask: MaskConfig = dataclasses.field(default_factory=MaskConfig)
     gate: bool = False
-    quality_every: int = 40
+    quality_every: int = 50
     accumulate: int = 1
     precision: Precision = "auto"
     compile: bool = False
@@ -117,9 +118,9 @@ class AdaptConfig:
 
 PRESETS: Mapping[str, AdaptConfig] = {
     "fast": AdaptConfig(
-        steps=200,
+        steps=150,
         objective="contrast",
-        score_lr=0.05,
+        score_lr=20.0,
         per_tensor=True,
         head_lr=0.02,
         head_weight_decay=0.0,

@@ -6,7 +6,8 @@ of the images that the frozen backbone puts next to an image, how many does the 
 A model that forgets finds fewer of them, one that collapses hardly any; one that has learned to look past what does not
 matter finds more. The other half of the quality asks the same of the neighbours that the model itself gives the
 undistorted image: where it knows better than the frozen backbone, it may say so. Either half alone misleads: a model
-that only forgets is consistent with itself, and one that learned a lot disagrees with the frozen backbone.
+that only forgets is consistent with itself, and one that learned a lot disagrees with the frozen backbone. And where
+features lose dimensions, whatever is left is easily consistent: that costs quality, too.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from .fitting import as_vectors
 from .masking import MaskedModel
 
 NEIGHBOURS = 20
-_OWN = 0.5  # the weight of what the model itself takes for neighbours
+_RANK_LEFT = 0.8  # of the frozen features' effective rank; below, quality falls in proportion
 _AT_ONCE = 128  # images in a forward pass
 _SAME = 1e-6  # similarities that differ by less are equal
 _NOTHING = 1e-4  # of the mean: vectors that differ from it by less hardly differ but by rounding
@@ -37,7 +38,7 @@ class Quality:
         self._k = max(1, min(NEIGHBOURS, len(images) // 5))
         with _evaluating(masked), masked.disable_mask():
             frozen = self._vectors(images)
-        self._neighbours = _nearest_of(frozen, self._k)
+        self._neighbours, self._rank = _nearest_of(frozen, self._k), effective_rank(frozen)
 
     def __call__(self) -> float:
         """Between 0 and 1; what the frozen backbone itself comes to is where a run starts."""
@@ -46,12 +47,20 @@ class Quality:
         if not bool(images.isfinite().all() and views.isfinite().all()):
             return 0.0
         frozen, own = (share_found(images, views, of) for of in (self._neighbours, _nearest_of(images, self._k)))
-        return (1 - _OWN) * frozen + _OWN * own
+        left = effective_rank(images) / self._rank
+        return (frozen + own) / 2 * min(1.0, left / _RANK_LEFT)
 
     def _vectors(self, pixels: Tensor) -> Tensor:
         with torch.inference_mode():
             parts = [as_vectors(self.masked(part)).float() for part in torch.split(pixels, _AT_ONCE)]
         return torch.cat(parts).clone()
+
+
+def effective_rank(images: Tensor) -> float:
+    """How many dimensions the vectors use: exp of the entropy of the shares of their variance (Roy and Vetterli)."""
+    shares = torch.linalg.svdvals(_centred(images, images).double()).square()
+    shares = shares / shares.sum().clamp(min=1e-12)
+    return float(torch.special.entr(shares).sum().exp())
 
 
 def _nearest_of(images: Tensor, k: int) -> Tensor:

@@ -32,7 +32,7 @@ def adapt(
         Preset, typer.Option(help="fast helps in minutes; the others are the paper's text and its code.")
     ] = Preset.fast,
     steps: Annotated[
-        int | None, typer.Option(help="How many steps.", show_default="fast: 200, else 150 epochs")
+        int | None, typer.Option(help="How many steps.", show_default="fast: 150, else 150 epochs")
     ] = None,
     epochs: Annotated[float | None, typer.Option(help="Or: how often every image is seen.")] = None,
     size: Annotated[int | None, typer.Option(help="Pixels a side.", show_default="the backbone's own")] = None,
@@ -77,7 +77,8 @@ def adapt(
         **{"accumulate": accumulate, "precision": precision, "compile": compiled, "sync_norm": sync_norm},
         track=tuple(track or ["tensorboard"]),
     )
-    is_main = Processes().is_main
+    processes = Processes()
+    is_main = processes.is_main
     console = Console(stderr=as_json)
     loaded = load_backbone(backbone, weights=weights)
     where = out or Path("runs") / Path(images).resolve().stem
@@ -102,7 +103,7 @@ def adapt(
             print(json.dumps(result.result, indent=2))
         else:
             show(console, where, result.result)
-    if result.helped is False:
+    if result.helped is False and processes.count == 1:  # torchrun would take it for a crash
         raise typer.Exit(NOTHING_GAINED)
 
 
