@@ -61,7 +61,7 @@ class AdaptConfig:
     swav: SwAVConfig = dataclasses.field(default_factory=SwAVConfig)
     mask: MaskConfig = dataclasses.field(default_factory=MaskConfig)
     gate: bool = False
-    quality_every: int = 50
+    quality_every: int = 40
     accumulate: int = 1
     precision: Precision = "auto"
     compile: bool = False
@@ -118,9 +118,9 @@ class AdaptConfig:
 
 PRESETS: Mapping[str, AdaptConfig] = {
     "fast": AdaptConfig(
-        steps=150,
+        steps=120,
         objective="contrast",
-        score_lr=20.0,
+        score_lr=30.0,
         per_tensor=True,
         head_lr=0.02,
         head_weight_decay=0.0,

@@ -32,7 +32,7 @@ def adapt(
         Preset, typer.Option(help="fast helps in minutes; the others are the paper's text and its code.")
     ] = Preset.fast,
     steps: Annotated[
-        int | None, typer.Option(help="How many steps.", show_default="fast: 150, else 150 epochs")
+        int | None, typer.Option(help="How many steps.", show_default="fast: 120, else 150 epochs")
     ] = None,
     epochs: Annotated[float | None, typer.Option(help="Or: how often every image is seen.")] = None,
     size: Annotated[int | None, typer.Option(help="Pixels a side.", show_default="the backbone's own")] = None,

@@ -17,7 +17,7 @@ BACKBONE, IMAGES = "selfmask/tiny", "selfmask/fashion"
 def demo(
     out: Annotated[Path, typer.Option(help="The run folder.")] = Path("runs/demo"),
     preset: Annotated[Preset, typer.Option(help="Which settings.")] = Preset.fast,
-    steps: Annotated[int, typer.Option(help="How many steps.")] = 150,
+    steps: Annotated[int, typer.Option(help="How many steps.")] = 120,
     seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
 ) -> None:
