@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
@@ -24,6 +25,10 @@ class Processes:
         self.rank: int = state.process_index
         self.count: int = state.num_processes
         self.device: torch.device = state.device
+        if self.count > 1:
+            # Threads of the process group that outlive the interpreter abort the process at times.
+            atexit.unregister(_leave)
+            atexit.register(_leave)
 
     @property
     def is_main(self) -> bool:
@@ -85,3 +90,8 @@ class Processes:
         flags = torch.tensor(float(flag), device=self.device)
         dist.all_reduce(flags)
         return bool(flags > 0)
+
+
+def _leave() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
