@@ -45,7 +45,7 @@ class Guard:
 
     def begin(self, take: Callable[[], State]) -> None:
         """Measure the start: what comes out is never worse than that."""
-        self.best_state = take()  # before measuring, which may estimate statistics anew and round them
+        self.best_state = copy.deepcopy(take())  # before measuring, which may estimate statistics anew and round them
         self.first_quality = self.best_quality = self.measure()
 
     def look(self, line: Mapping[str, Any], model: nn.Module, take: Callable[[], State]) -> str | None:
@@ -55,7 +55,7 @@ class Guard:
         if trouble is None and quality is not None:
             if quality > self.best_quality:
                 self.best_step, self.best_quality = line["step"], quality
-                self.best_state = take()
+                self.best_state = copy.deepcopy(take())
             elif quality < _LOST * self.best_quality:
                 trouble = f"quality fell from {self.best_quality:.3f} to {quality:.3f}"
         return trouble
@@ -91,24 +91,22 @@ class Guard:
             "seconds": self.seconds,
         }
 
-    def load_state_dict(self, state: Mapping[str, Any], best: State | None) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], best: State) -> None:
         self.scale, self.best_step, self.best_quality = state["scale"], state["best_step"], state["best_quality"]
         self.first_quality, self.stopped = state["first_quality"], state["stopped"]
         self.seconds, self._learned = state["seconds"], state["learned"]
-        if best is not None:
-            self.best_state = best
+        self.best_state = best
 
 
 def take_state(model: nn.Module, objective: nn.Module, optimizer: Optimizer) -> State:
-    """Everything that changes from step to step, in memory of its own. The base of a mask never changes."""
+    """Everything that changes from step to step, as it is now: copy it to keep it. The base of a mask never changes."""
     frozen = "base." if isinstance(model, MaskedModel) else None
-    state = {
+    return {
         "model": {key: v for key, v in model.state_dict().items() if frozen is None or not key.startswith(frozen)},
         "objective": objective.state_dict(),
         "optimizer": optimizer.state_dict(),
         "progress": getattr(model, "progress", None),
     }
-    return copy.deepcopy(state)
 
 
 def put_state(state: State, model: nn.Module, objective: nn.Module, optimizer: Optimizer) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
 import signal
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from ..errors import ConfigError, DivergedRunError, InterruptedRunError
+from ..errors import ConfigError, DivergedRunError, InterruptedRunError, RunDamagedError
 from ..masking import MaskedModel
 from ..objectives import Objective
 from .batches import Steps
@@ -208,14 +209,16 @@ class _State:
         step = 0 if checkpoint is None else int(checkpoint["step"])
         if self.folder is not None:
             self.folder.forget_log_after(step)
-        if self.guard is not None:
-            self.guard.best_state = self.take(0)
-        if checkpoint is not None:
-            self.put(checkpoint)
         if self.guard is not None and checkpoint is not None:
-            self.guard.load_state_dict(checkpoint["guard"], best if checkpoint["guard"]["best_step"] else None)
+            # The start has no file: until the checkpoint is put in place, everything stands at it.
+            kept = best if checkpoint["guard"]["best_step"] else copy.deepcopy(self.take(0))
+            if kept is None:
+                raise RunDamagedError("the checkpoint of the best point is missing", todo="begin anew: --out")
+            self.guard.load_state_dict(checkpoint["guard"], kept)
         elif self.guard is not None:
             self.guard.begin(partial(self.take, 0))
+        if checkpoint is not None:
+            self.put(checkpoint)
         return step
 
     def guarded(self, guard: Guard, line: Mapping[str, Any], last: bool) -> dict[str, Any]:
