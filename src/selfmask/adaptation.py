@@ -126,7 +126,8 @@ def adapt(
             **{"processes": processes.count, "adapt": config.to_dict()},
         }
         processes.from_main(lambda: folder.begin(deciding) if folder else None)
-        reference = _reference(batches, config, processes)
+        needed = config.mask.norm == "anchored" or config.objective == "contrast"
+        reference = _reference(batches, config, processes) if needed else []
         if config.mask.norm == "anchored":
             masked.anchor(reference)
         objective = _objective(masked, features, reference, config).to(processes.device)

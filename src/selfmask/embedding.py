@@ -85,7 +85,7 @@ def embed_batches(
     workers = workers or min(8, torch.get_num_threads())
     waiting: deque[Future[_Prepared]] = deque()
     pool = ThreadPoolExecutor(workers, "decode")
-    with _evaluating(model):
+    with evaluating(model):
         try:
             for first in range(start, len(images), batch_size):
                 numbers = range(first, min(first + batch_size, len(images)))
@@ -171,7 +171,7 @@ def _run(model: nn.Module, prepared: _Prepared, how: Preprocessing) -> EmbeddedB
 
 
 @contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
+def evaluating(model: nn.Module) -> Iterator[None]:
     """The model in eval mode; afterwards every module is as it was."""
     training = [module for module in model.modules() if module.training]
     model.eval()

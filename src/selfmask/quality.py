@@ -12,13 +12,11 @@ features lose dimensions, whatever is left is easily consistent: that costs qual
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .embedding import evaluating
 from .evaluation import nearest
 from .fitting import as_vectors
 from .masking import MaskedModel
@@ -36,13 +34,13 @@ class Quality:
     def __init__(self, masked: MaskedModel, images: Tensor, views: Tensor) -> None:
         self.masked, self._images, self._views = masked, images, views
         self._k = max(1, min(NEIGHBOURS, len(images) // 5))
-        with _evaluating(masked), masked.disable_mask():
+        with evaluating(masked), masked.disable_mask():
             frozen = self._vectors(images)
         self._neighbours, self._rank = _nearest_of(frozen, self._k), effective_rank(frozen)
 
     def __call__(self) -> float:
         """Between 0 and 1; what the frozen backbone itself comes to is where a run starts."""
-        with _evaluating(self.masked):
+        with evaluating(self.masked):
             images, views = self._vectors(self._images), self._vectors(self._views)
         if not bool(images.isfinite().all() and views.isfinite().all()):
             return 0.0
@@ -53,7 +51,7 @@ class Quality:
     def _vectors(self, pixels: Tensor) -> Tensor:
         with torch.inference_mode():
             parts = [as_vectors(self.masked(part)).float() for part in torch.split(pixels, _AT_ONCE)]
-        return torch.cat(parts).clone()
+        return torch.cat(parts)
 
 
 def effective_rank(images: Tensor) -> float:
@@ -86,13 +84,3 @@ def _centred(vectors: Tensor, images: Tensor) -> Tensor:
     """Less the mean of the images, and of length 1: what all have in common tells nothing apart."""
     mean = images.mean(0)
     return F.normalize(vectors - mean, dim=1, eps=max(_NOTHING * float(mean.norm()), 1e-12))
-
-
-@contextmanager
-def _evaluating(masked: MaskedModel) -> Iterator[None]:
-    was_training = masked.training
-    masked.eval()
-    try:
-        yield
-    finally:
-        masked.train(was_training)
