@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,26 +20,15 @@ from selfmask import MaskConfig, get_masked_model
 from selfmask.errors import ConfigError
 from selfmask.objectives import Contrast, ContrastConfig, Objective
 
+from . import small
+
 torch.set_num_threads(1)
 IMAGES, FEATURES = 5, 6
 TWO, THREE = (8, 8), (8, 8, 4)  # sides of the views
 Array = Any
 
 
-class Backbone(nn.Module):
-    """Maps images of any size to vectors."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(3, FEATURES, 3)
-
-    def forward(self, images: Tensor) -> Tensor:
-        return self.conv(images).tanh().mean((2, 3))
-
-
-def backbone(seed: int = 1) -> Backbone:
-    torch.manual_seed(seed)
-    return Backbone()
+backbone = partial(small.backbone, FEATURES)
 
 
 def views(sides: tuple[int, ...] = THREE, images: int = IMAGES) -> list[Tensor]:
@@ -49,7 +39,7 @@ def views(sides: tuple[int, ...] = THREE, images: int = IMAGES) -> list[Tensor]:
 
 def objective(frozen: Callable[[Tensor], Tensor] | None = None, projector: bool = True, **settings: Any) -> Contrast:
     """With a projector that has learned something, and a frozen backbone other than the one that learns."""
-    frozen = frozen or backbone(9)
+    frozen = frozen or backbone(seed=9)
     torch.manual_seed(3)
     contrast = Contrast(torch.randn(FEATURES) * 0.1, ContrastConfig(**settings), frozen=frozen)
     if projector:
@@ -113,7 +103,7 @@ def test_loss_equals_the_oracle(sides: tuple[int, ...], settings: dict[str, floa
     loss, metrics = contrast.loss(model, batch, 0.0)
     features = np.stack([array(model(view)) for view in batch])
     weight, bias = (array(p) for p in contrast.projector.parameters())
-    targets = naive_targets(array(backbone(9)(batch[0])), array(contrast.centre), contrast.config)
+    targets = naive_targets(array(backbone(seed=9)(batch[0])), array(contrast.centre), contrast.config)
     assert loss.item() == pytest.approx(
         naive_loss(features, weight, bias, targets, contrast.config.temperature), rel=1e-5
     )
@@ -181,7 +171,7 @@ def test_the_projector_starts_as_features_less_their_mean() -> None:
 
 
 def test_frozen_features_carry_no_gradient() -> None:
-    frozen = backbone(9)
+    frozen = backbone(seed=9)
     contrast, model = objective(frozen, kinship=0.5), backbone()
     batch = [view.requires_grad_() for view in views(TWO)]
     contrast.loss(model, batch, 0.0)[0].backward()
@@ -221,7 +211,9 @@ def test_spread_is_nothing_for_identical_vectors() -> None:
 
 def test_identical_vectors_have_the_loss_of_a_guess() -> None:
     same = torch.randn(1, FEATURES).expand(IMAGES, -1)
-    loss, metrics = objective(backbone(9)).loss(lambda images: same.repeat(len(images) // IMAGES, 1), views(TWO), 0.0)
+    loss, metrics = objective(backbone(seed=9)).loss(
+        lambda images: same.repeat(len(images) // IMAGES, 1), views(TWO), 0.0
+    )
     assert loss.item() == pytest.approx(metrics["ln_k"], rel=1e-5)
 
 
@@ -232,7 +224,7 @@ def test_sixteen_bit_autocast_reaches_the_backbone_only() -> None:
         features = [model(view) for view in batch]
     assert features[0].dtype == torch.bfloat16
     assert loss.dtype == torch.float32
-    expected, _ = objective(lambda _: backbone(9)(batch[0])).loss(nn.Identity(), features, 0.0)
+    expected, _ = objective(lambda _: backbone(seed=9)(batch[0])).loss(nn.Identity(), features, 0.0)
     torch.testing.assert_close(loss, expected, rtol=1e-5, atol=0)
 
 
@@ -305,7 +297,7 @@ def test_too_few_or_unequal_views_are_refused() -> None:
     for wrong in (batch[:1], [], [batch[0], batch[1][:2]]):
         with pytest.raises(ConfigError, match="views"):
             objective().loss(backbone(), wrong, 0.0)
-    three = Contrast(torch.zeros(FEATURES), ContrastConfig(), frozen=backbone(9), large_crops=3)
+    three = Contrast(torch.zeros(FEATURES), ContrastConfig(), frozen=backbone(seed=9), large_crops=3)
     with pytest.raises(ConfigError, match="views"):
         three.loss(backbone(), batch[:2], 0.0)
 

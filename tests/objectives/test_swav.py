@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from selfmask.errors import ConfigError
 from selfmask.objectives import Objective, SwAV, SwAVConfig
 from selfmask.objectives.swav import run_by_size, sinkhorn
 
+from . import small
+
 torch.set_num_threads(1)
 GOLDEN = Path(__file__).with_name("lightly_swav.npz")
 SIZES = (8, 8, 4, 4)
@@ -26,26 +29,11 @@ IMAGES = 4
 TINY = {"projection": 6, "prototypes": 5, "queue_length": 8, "queue_start": 0.25, "freeze_prototypes": 0.5}
 FEATURES = 7
 Array = Any
-
-
-class Backbone(nn.Module):
-    """Maps images of any size to vectors."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(3, FEATURES, 3)
-
-    def forward(self, images: Tensor) -> Tensor:
-        return self.conv(images).tanh().mean((2, 3))
+backbone = partial(small.backbone, FEATURES)
 
 
 def objective(seed: int = 0, **settings: Any) -> SwAV:
     return SwAV(FEATURES, SwAVConfig(**{**TINY, **settings}), seed=seed)
-
-
-def backbone() -> Backbone:
-    torch.manual_seed(1)
-    return Backbone()
 
 
 def batches(count: int, images: int = IMAGES) -> list[list[Tensor]]:
