@@ -1,6 +1,6 @@
 """How good is `fast`, and why: the runs behind docs/recipe.md.
 
-    python -m benchmarks.recipe PART [--log FILE]      PART: demo, grid, ablation, reference, tables
+    python -m benchmarks.recipe PART [--log FILE]   PART: demo, grid, ablation, efficientnet, reference, tables
 
 Every run is one line of FILE (docs/logs/recipe.jsonl); runs that are there are not run again. `tables` prints what
 docs/recipe.md shows, and draws its figures. The data sets are those of tools/small_sets.py, in the folder that
