@@ -79,7 +79,11 @@ class MaskWriteError(MaskFileError, OSError):
 
 
 class EvaluationError(SelfmaskError):
-    """Features or labels that cannot be evaluated: missing, not finite, or not fitting each other."""
+    """Features that cannot be evaluated, or a way to evaluate them that cannot work."""
+
+
+class LabelsError(SelfmaskError):
+    """Labels that cannot be learned from or measured with: missing, of one class, or not fitting their images."""
 
 
 class EmbedderError(SelfmaskError):
@@ -146,6 +150,10 @@ class NotABackboneError(BackboneError):
     """A network that does not map images to one vector each."""
 
 
+class NoTextTowerError(BackboneError):
+    """A backbone that cannot read: only CLIPs have a text tower."""
+
+
 class WeightsUnavailableError(BackboneError):
     """The backbone is known, but its weights are not on this machine and could not be fetched."""
 
@@ -196,3 +204,7 @@ class DivergedRunError(RunError):
 
 class InterruptedRunError(RunError):
     """The run was asked to stop, and saved what it had."""
+
+
+class HeadError(SelfmaskError):
+    """A head that is missing, damaged, or made for other classes."""

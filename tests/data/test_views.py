@@ -328,3 +328,27 @@ def test_tiny_and_narrow_images_give_views() -> None:
     crops = MultiCrop(ViewsConfig(size=32), preprocessing("bicubic"))
     for view in crops(images, crops.draw(4, generator())):
         assert view.isfinite().all()
+
+
+# ---- solarise ------------------------------------------------------------------------------------------------
+
+
+def test_solarise_is_torchvisions() -> None:
+    images = floats(4, 24)
+    expected = torch.stack([TF.solarize(image, threshold=0.5) for image in images])
+    torch.testing.assert_close(ops.solarise(images), expected)
+
+
+def test_solarise_happens_as_often_as_said_and_changes_no_other_draw() -> None:
+    images = photos(40, 20, 20)
+    quiet = {"size": 16, "large": 1, "small": 0, "jitter_p": 0.0, "grey_p": 0.0, "blur_p": 0.0}
+    never, always = (MultiCrop(ViewsConfig(**quiet, solarise_p=p), preprocessing()) for p in (0.0, 1.0))
+    draws = always.draw(40, generator())
+    (solarised,) = always(images, draws)
+    (plain,) = never(images, type(draws)(draws.uniform[..., :-1]))
+    mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (MEAN, STD))
+    torch.testing.assert_close(solarised * std + mean, ops.solarise(plain * std + mean), atol=1e-6, rtol=0)
+    half = MultiCrop(ViewsConfig(**quiet, solarise_p=0.5), preprocessing())
+    (some,) = half(images, draws)
+    changed = [not torch.equal(a, b) for a, b in zip(some, plain, strict=True)]
+    assert 8 < sum(changed) < 32

@@ -86,6 +86,11 @@ def grey(images: Tensor) -> Tensor:
     return red.mul(0.2989).add_(green, alpha=0.587).add_(blue, alpha=0.114)[:, None]
 
 
+def solarise(images: Tensor) -> Tensor:
+    """The bright half of all values turned into its negative."""
+    return torch.where(images < 0.5, images, 1 - images)
+
+
 def jitter_(images: Tensor, order: Tensor, factors: Tensor) -> Tensor:
     """Brightness, contrast, saturation and hue, [n, 4] factors, one after the other in each image's `order` [n, 4]."""
     before_hue = (order == HUE).int().argmax(1)

@@ -68,6 +68,18 @@ class ArrayImages(Images):
         return image.expand(3, *image.shape).contiguous() if image.ndim == 2 else image.permute(2, 0, 1).contiguous()
 
 
+class SomeImages(Images):
+    """Some of other images, by their numbers."""
+
+    def __init__(self, images: Images, numbers: Sequence[int]) -> None:
+        labels = None if images.labels is None else [images.labels[i] for i in numbers]
+        super().__init__([images.names[i] for i in numbers], labels, images.classes)
+        self.images, self.numbers = images, list(numbers)
+
+    def load(self, i: int, *, near: int | None = None) -> Tensor:
+        return self.images.load(self.numbers[i], near=near)
+
+
 class DatasetImages(Images):
     """Any map-style data set of PyTorch whose items are images, or begin with one.
 

@@ -23,7 +23,6 @@ CHUNK = 1 << 18  # pixels worked on at a time: fewer cost calls, many more no lo
 
 _UNCHANGED = torch.tensor([1.0, 1.0, 1.0, 0.0])  # factors of brightness, contrast, saturation and hue
 _LEAST = torch.tensor([0.0, 0.0, 0.0, -0.5])
-# The uniform numbers that one crop of one image needs, in order.
 _NUMBERS = {
     **{"share": TRIES, "ratio": TRIES, "place": 2, "flip": 1},
     **{"jitter": 1, "order": 4, "factors": 4, "grey": 1, "blur": 1, "sigma": 1},
@@ -38,7 +37,8 @@ class ViewsConfig:
         rounded up to a multiple of 8.
     large, small: how many of each.
     large_scale, small_scale: the share of the image's area that a crop covers.
-    jitter: strength of brightness, contrast, saturation and hue; jitter_p, grey_p, blur_p, flip_p: how often.
+    jitter: strength of brightness, contrast, saturation and hue.
+    jitter_p, grey_p, blur_p, solarise_p, flip_p: how often.
     blur_sigma: range of the Gaussian's standard deviation when `size` is 224; it is scaled with `size`.
     """
 
@@ -53,6 +53,7 @@ class ViewsConfig:
     grey_p: float = 0.2
     blur_p: float = 0.5
     blur_sigma: tuple[float, float] = (0.1, 2.0)
+    solarise_p: float = 0.0
     flip_p: float = 0.5
 
     def __post_init__(self) -> None:
@@ -71,10 +72,15 @@ class ViewsConfig:
         if not (all(0 <= strength < math.inf for strength in jitter) and jitter[3] <= 0.5):
             raise ConfigError("jitter is out of range", expected="0 or more, the last at most 0.5", found=jitter)
         object.__setattr__(self, "jitter", jitter)
-        for name in ("jitter_p", "grey_p", "blur_p", "flip_p"):
+        for name in ("jitter_p", "grey_p", "blur_p", "solarise_p", "flip_p"):
             (value,) = _numbers(name, [getattr(self, name)], 1)
             if not 0 <= value <= 1:
                 raise ConfigError(f"{name} is out of range", expected="0 to 1", found=value)
+
+    @property
+    def numbers(self) -> dict[str, int]:
+        """The uniform numbers that one crop of one image needs, in order; none for what never happens."""
+        return _NUMBERS | ({"solarise": 1} if self.solarise_p else {})
 
     @property
     def groups(self) -> list[tuple[slice, int, tuple[float, float]]]:
@@ -110,6 +116,7 @@ class _Plan:
     grey: Tensor
     blur: Tensor
     sigma: Tensor
+    solarise: Tensor
 
     def __getitem__(self, rows: slice) -> _Plan:
         return _Plan(**{name: values[rows] for name, values in vars(self).items()})
@@ -138,7 +145,8 @@ class MultiCrop:
 
     def draw(self, n: int, generator: torch.Generator) -> Draws:
         """The random numbers for n images. What an image looks like does not matter, only its place in the batch."""
-        return Draws(torch.rand(n, self.config.large + self.config.small, sum(_NUMBERS.values()), generator=generator))
+        numbers = sum(self.config.numbers.values())
+        return Draws(torch.rand(n, self.config.large + self.config.small, numbers, generator=generator))
 
     def __call__(self, images: Sequence[Tensor], draws: Draws) -> list[Tensor]:
         """The views of uint8 images [3, height, width]: one float32 tensor [n, 3, size, size] a crop, normalised.
@@ -171,21 +179,23 @@ class MultiCrop:
     def _plan(self, images: Sequence[Tensor], uniform: Tensor, scale: tuple[float, float]) -> _Plan:
         """What will happen in the crops of one size, crop after crop."""
         config = self.config
-        parts = torch.split(uniform.transpose(0, 1).flatten(0, 1), list(_NUMBERS.values()), dim=1)
-        number = dict(zip(_NUMBERS, parts, strict=True))
+        parts = torch.split(uniform.transpose(0, 1).flatten(0, 1), list(config.numbers.values()), dim=1)
+        number = dict(zip(config.numbers, parts, strict=True))
         sizes = torch.tensor([image.shape[1:] for image in images]).repeat(uniform.shape[1], 1)
         log_ratio = _within(number["ratio"], *map(math.log, RATIO))
         boxes = ops.crop_boxes(sizes, _within(number["share"], *scale), log_ratio.exp(), number["place"], RATIO)
         spread = torch.tensor(config.jitter)
         factors = _within(number["factors"], (_UNCHANGED - spread).clamp(min=_LEAST), _UNCHANGED + spread)
         sigma = _within(number["sigma"][:, 0], *config.blur_sigma) * (config.size / REFERENCE_SIZE)
+        never = torch.ones(len(sizes), 1)
         happens = {
-            name: number[name][:, 0] < probability
+            name: number.get(name, never)[:, 0] < probability
             for name, probability in (
                 ("flip", config.flip_p),
                 ("jitter", config.jitter_p),
                 ("grey", config.grey_p),
                 ("blur", config.blur_p),
+                ("solarise", config.solarise_p),
             )
         }
         return _Plan(boxes, order=number["order"].argsort(1), factors=factors, sigma=sigma, **happens)
@@ -210,7 +220,7 @@ class MultiCrop:
             out[members] = ops.separable(batch, rows, columns).clamp_(0, 1)  # bicubic overshoots
 
     def _colour(self, plan: _Plan, images: Tensor) -> None:
-        """Jitter, grey, blur and normalise, in place."""
+        """Jitter, grey, blur, solarise and normalise, in place."""
         if len(chosen := plan.jitter.nonzero()[:, 0]):
             images[chosen] = ops.jitter_(images[chosen], plan.order[chosen], plan.factors[chosen])
         if len(chosen := plan.grey.nonzero()[:, 0]):
@@ -218,6 +228,8 @@ class MultiCrop:
         if len(chosen := plan.blur.nonzero()[:, 0]):
             radius = ops.blur_radius(self.config.blur_sigma[1] * self.config.size / REFERENCE_SIZE, images.shape[-1])
             images[chosen] = ops.blur(images[chosen], plan.sigma[chosen], radius)
+        if len(chosen := plan.solarise.nonzero()[:, 0]):
+            images[chosen] = ops.solarise(images[chosen])
         images.sub_(self._mean).div_(self._std)
 
 
