@@ -15,9 +15,9 @@ from torch import Tensor
 
 from .data import Images, ImageStore
 from .embedding import embed
-from .errors import EvaluationError
 from .evaluation import few_label_probe, knn_accuracy, nearest
-from .evaluation.before_after import BothVectors
+from .evaluation.extraction import BothVectors
+from .evaluation.labels import matched
 from .maskfile import Preprocessing
 from .masking import MaskedModel
 from .training import RunFolder
@@ -35,8 +35,9 @@ class Labelled:
 
 
 def check_labels(labelled: Labelled | None) -> None:
-    if labelled is not None and None in (labelled.train.labels, labelled.test.labels):
-        raise EvaluationError("the images to measure with have no labels", todo="give labelled ones, or none")
+    """Refuse labels that could not be measured with, before the run."""
+    if labelled is not None:
+        matched(labelled.train, labelled.test)
 
 
 def finish(
@@ -78,11 +79,10 @@ def finish(
 def measure(masked: MaskedModel, how: Preprocessing, labelled: Labelled) -> dict[str, float]:
     """k-NN with all training labels, and a linear probe with 1 % of them, with the frozen backbone and the mask."""
     numbers: dict[str, float] = {}
-    sets = [(*_both(masked, images, how), images.labels) for images in (labelled.train, labelled.test)]
-    (train_before, train_after, kept, labels), (test_before, test_after, test_kept, test_labels) = sets
-    assert labels is not None
-    assert test_labels is not None
-    y, truth = torch.tensor(labels)[kept], torch.tensor(test_labels)[test_kept]
+    labels = matched(labelled.train, labelled.test)
+    train_before, train_after, kept = _both(masked, labelled.train, how)
+    test_before, test_after, test_kept = _both(masked, labelled.test, how)
+    y, truth = torch.tensor(labels.train)[kept], torch.tensor(labels.test)[test_kept]
     sides = {"before": (train_before, test_before), "after": (train_after, test_after)}
     for side, (bank, queries) in sides.items():
         numbers[f"knn_{side}"] = knn_accuracy(bank, y, queries, truth, k=min(200, len(bank)))

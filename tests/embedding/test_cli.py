@@ -16,7 +16,7 @@ from selfmask.cli.embed import embed
 from selfmask.cli.evaluate import evaluate
 from selfmask.data import open_images
 from selfmask.embedding import embed as embed_images
-from selfmask.errors import EvaluationError
+from selfmask.errors import LabelsError
 from selfmask.evaluation import knn_accuracy
 
 from .samples import pictures, weights_file
@@ -75,34 +75,60 @@ def test_evaluate_shows_backbone_and_mask_side_by_side(tmp_path: Path, mask: Pat
     data = tmp_path / "data"
     pictures(data / "train", 45, classes=3)
     pictures(data / "test", 30, classes=3)
-    found = json.loads(
-        run("evaluate", mask, "--data", data, "--weights", weights, "--k", 5, "--temperature", 0.07, "--json").stdout
-    )
-    numbers = {key: found[key] for key in ("k", "temperature", "train_images", "test_images", "classes")}
-    assert numbers == {"k": 5, "temperature": 0.07, "train_images": 45, "test_images": 30, "classes": 3}
+    options = ("evaluate", mask, "--data", data, "--weights", weights)
+    found = json.loads(run(*options, "--k", 5, "--temperature", 0.07, "--json").stdout)
+    assert (found["train_images"], found["test_images"], len(found["classes"])) == (45, 30, 3)
+    assert (found["settings"]["k"], found["settings"]["temperature"], found["divided"]) == (5, 0.07, True)
     backbone = load_backbone(NAME, weights=weights)
     train, test = open_images(data, split="train"), open_images(data, split="test")
     bank, queries = (embed_images(backbone.model, part, backbone.preprocessing)[0] for part in (train, test))
     assert train.labels is not None
     assert test.labels is not None
     expected = knn_accuracy(bank, train.labels, queries, test.labels, k=5, temperature=0.07)
-    assert found["knn_before"] == pytest.approx(expected)
-    assert found["knn_after"] > 0.5  # three colours
-    text = run("evaluate", mask, "--data", data, "--weights", weights).output
-    assert "frozen backbone" in text
-    assert "with the mask" in text
-    assert "using 45" in text
+    assert found["results"]["knn"]["frozen"]["top1"] == pytest.approx(expected)
+    for protocol in ("knn", "linear"):
+        assert found["results"][protocol]["mask"]["top1"] > 0.5  # three colours
+    text = run(*options, "--report", tmp_path / "page.html").output
+    for words in ("frozen backbone", "with the mask", "k-NN", "linear probe", "using 45", "page.html", "worst"):
+        assert words in text
+    assert "top-5" not in text  # of three classes
+    assert "confusion matrix" in (tmp_path / "page.html").read_text()
+
+
+def test_evaluate_with_few_labels_has_intervals(tmp_path: Path, weights: Path) -> None:
+    data = pictures(tmp_path / "data", 60, classes=3)
+    options = ("evaluate", NAME, "--data", data, "--weights", weights, "--protocol", "linear", "--label-fraction", 0.2)
+    text = run(*options, "--seeds", 3).output
+    assert "±" in text
+    assert "9 labels a seed" in text
+    assert "k-NN" not in text
+    result = run(*options, "--uniform", "--label-fraction", 0.04)
+    assert isinstance(result.exception, LabelsError)
+    assert "--stratified" in str(result.exception)
+
+
+def test_evaluate_keeps_features_for_the_next_time(
+    tmp_path: Path, weights: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SELFMASK_CACHE", str(tmp_path / "cache"))
+    data = pictures(tmp_path / "data", 12, classes=3)
+    options = ("evaluate", NAME, "--data", data, "--weights", weights, "--k", 5, "--json")
+    without = json.loads(run(*options, "--no-cache").stdout)
+    assert not (tmp_path / "cache").exists()
+    assert json.loads(run(*options).stdout) == without
+    assert len(list((tmp_path / "cache").iterdir())) == 2  # to learn from, and to test with
+    assert json.loads(run(*options).stdout) == without
 
 
 def test_evaluate_splits_what_is_not_divided(tmp_path: Path, weights: Path) -> None:
     data = pictures(tmp_path / "data", 60, classes=3, bad=(0,))
     result = run("evaluate", NAME, "--data", data, "--weights", weights, "--k", 5, "--json")
     found = json.loads(result.stdout)
-    assert (found["train_images"] + found["test_images"], found["classes"]) == (59, 3)
-    assert found["train_images"] == 30
-    assert found["knn_after"] is None
-    assert found["knn_before"] > 0.5
+    assert (found["train_images"], found["test_images"], found["left_out"], len(found["classes"])) == (47, 12, 1, 3)
+    assert list(found["results"]["knn"]) == ["frozen"]
+    assert found["results"]["knn"]["frozen"]["top1"] > 0.5
     assert "not divided" in result.stderr
+    assert "1 images could not be read" in result.stderr
     again = run("evaluate", NAME, "--data", data, "--weights", weights, "--k", 5, "--json")
     assert json.loads(again.stdout) == found
 
@@ -110,5 +136,5 @@ def test_evaluate_splits_what_is_not_divided(tmp_path: Path, weights: Path) -> N
 def test_evaluate_needs_labels(tmp_path: Path, weights: Path) -> None:
     data = pictures(tmp_path / "data", 6)
     result = run("evaluate", NAME, "--data", data, "--weights", weights)
-    assert isinstance(result.exception, EvaluationError)
+    assert isinstance(result.exception, LabelsError)
     assert "no labels" in str(result.exception)

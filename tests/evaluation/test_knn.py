@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from selfmask.errors import EvaluationError
+from selfmask.errors import EvaluationError, LabelsError
 from selfmask.evaluation import knn, knn_accuracy, knn_predict, nearest
+from selfmask.evaluation.knn import knn_rank
 
 
 def clustered(n: int, classes: int = 7, width: int = 12, spread: float = 1.5) -> tuple[Tensor, Tensor]:
@@ -16,17 +17,20 @@ def clustered(n: int, classes: int = 7, width: int = 12, spread: float = 1.5) ->
     return torch.eye(classes, width)[labels] + spread * torch.randn(n, width), labels
 
 
-def oracle(bank: Tensor, labels: Tensor, queries: Tensor, k: int, temperature: float) -> list[int]:
-    """The definition: cosine similarity in float64, the k most similar, each votes exp(similarity / temperature)."""
+def oracle(bank: Tensor, labels: Tensor, queries: Tensor, k: int, temperature: float) -> list[list[int]]:
+    """The definition: cosine similarity in float64, the k most similar, each votes exp(similarity / temperature).
+
+    Classes by votes, most first; -1 where fewer than five have any.
+    """
     b, q = bank.double().numpy(), queries.double().numpy()
-    winners = []
+    ranked = []
     for query in q:
         similarity = [float(query @ row / (np.linalg.norm(query) * np.linalg.norm(row))) for row in b]
         votes: dict[int, float] = {}
         for i in sorted(range(len(b)), key=lambda i: -similarity[i])[:k]:
             votes[int(labels[i])] = votes.get(int(labels[i]), 0.0) + math.exp(similarity[i] / temperature)
-        winners.append(max(votes, key=lambda label: votes[label]))
-    return winners
+        ranked.append((sorted(votes, key=lambda label: -votes[label]) + [-1] * 5)[:5])
+    return ranked
 
 
 @pytest.mark.parametrize("k", [1, 5, 50, 120])
@@ -35,8 +39,10 @@ def test_equals_the_definition(k: int, temperature: float) -> None:
     bank, labels = clustered(120)
     queries, truth = clustered(60)
     expected = oracle(bank, labels, queries, k, temperature)
-    assert knn_predict(bank, labels, queries, k=k, temperature=temperature).tolist() == expected
-    share = float(np.mean(np.array(expected) == truth.numpy()))
+    assert knn_rank(bank, labels, queries, k=k, temperature=temperature).tolist() == expected
+    winners = np.array(expected)[:, 0]
+    assert knn_predict(bank, labels, queries, k=k, temperature=temperature).tolist() == winners.tolist()
+    share = float(np.mean(winners == truth.numpy()))
     assert knn_accuracy(bank, labels, queries, truth.tolist(), k=k, temperature=temperature) == pytest.approx(share)
 
 
@@ -116,5 +122,26 @@ BAD = {
 @pytest.mark.parametrize("case", BAD)
 def test_what_cannot_be_evaluated_is_refused(case: str) -> None:
     bank, labels, queries, options = BAD[case]
-    with pytest.raises(EvaluationError):
+    with pytest.raises(LabelsError if case.startswith("labels") else EvaluationError):
         knn_predict(bank, labels, queries, **{"k": 1, **options})
+
+
+def test_fewer_than_five_classes_are_all_ranked() -> None:
+    bank, labels = clustered(60, classes=3)
+    queries, _ = clustered(20, classes=3)
+    ranked = knn_rank(bank, labels, queries, k=60)
+    assert ranked.shape == (20, 3)
+    assert ranked.sort(1).values.tolist() == [[0, 1, 2]] * 20
+
+
+def test_vectors_of_zeros_are_like_nothing() -> None:
+    bank, labels = clustered(30)
+    assert knn_rank(torch.cat([bank, torch.zeros(1, 12)]), [*labels.tolist(), 6], bank, k=30).isfinite().all()
+
+
+def test_how_far_it_is_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(knn, "_AT_ONCE", 10 * 90)
+    bank, labels = clustered(90)
+    shares: list[float] = []
+    knn_rank(bank, labels, bank[:50], k=3, told=shares.append)
+    assert shares == [0.2, 0.4, 0.6, 0.8, 1.0]

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
-from enum import StrEnum
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,16 +12,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from ..errors import BadImageError
 from .embed import progress_on
 
 if TYPE_CHECKING:
-    from ..data import Images
-    from ..evaluation.before_after import KnnResult
+    from ..evaluation.measuring import Evaluation, Measured
 
-
-class Protocol(StrEnum):
-    knn = "knn"
+_WORST = 3  # classes named
+_SIDES = {"frozen": "frozen backbone", "mask": "with the mask", "trained": "as trained"}
 
 
 def evaluate(
@@ -32,65 +28,107 @@ def evaluate(
     data: Annotated[
         str, typer.Option(help="Labelled images: a folder with a folder for each class, or the name of a data set.")
     ],
-    protocol: Annotated[Protocol, typer.Option(help="How to measure.")] = Protocol.knn,
-    k: Annotated[int, typer.Option(min=1, help="How many neighbours vote.")] = 200,
-    temperature: Annotated[float, typer.Option(help="Votes weigh exp(similarity / temperature).")] = 0.1,
+    protocol: Annotated[
+        str | None,
+        typer.Option(
+            help="How to measure: knn, linear, head (what was trained with the mask), or several with commas.",
+            show_default="all that apply",
+        ),
+    ] = None,
+    label_fraction: Annotated[float, typer.Option(help="The share of the training labels to use.")] = 1.0,
+    stratified: Annotated[
+        bool, typer.Option("--stratified/--uniform", help="That share of each class, or of all images as they come.")
+    ] = True,
+    seeds: Annotated[int, typer.Option(min=1, help="How many choices of labels, if not all are used.")] = 5,
+    k: Annotated[int, typer.Option(min=1, help="How many neighbours vote in k-NN.")] = 200,
+    temperature: Annotated[float, typer.Option(help="Votes weigh exp(similarity / temperature); DINO: 0.07.")] = 0.1,
+    sweep: Annotated[bool, typer.Option(help="Choose the linear probe's penalty by a fifth of the labels.")] = False,
+    report: Annotated[Path | None, typer.Option(help="Write a page with pictures: FILE.html.")] = None,
+    cache: Annotated[bool, typer.Option(help="Keep features for the next time, and use kept ones.")] = True,
     batch_size: Annotated[int, typer.Option(min=1, help="Images in one forward pass.")] = 64,
     backbone: Annotated[str | None, typer.Option(help="What to put the mask on, if its file does not say.")] = None,
     weights: Annotated[Path | None, typer.Option(help="A file with the backbone's weights.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the numbers as one JSON object.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print all numbers as one JSON object.")] = False,
 ) -> None:
     """Measure with labels: accuracy of the frozen backbone, and of the mask beside it.
 
-    Example:  selfmask evaluate runs/birds --data labelled-birds/
+    Example:  selfmask evaluate runs/birds --data labelled-birds/ --report birds.html
     """
-    from ..data import open_images
-    from ..evaluation.before_after import knn_before_after
+    from ..evaluation.cache import FeatureCache, cache_folder
+    from ..evaluation.measuring import evaluate as measure
+    from ..evaluation.measuring import features_of
+    from ..evaluation.parts import open_parts
+    from ..evaluation.protocols import Settings, protocols_of
     from ..loading import load_embedder
 
     console = Console(stderr=as_json)
-    train, test = open_images(data, split="train"), open_images(data, split="test")
-    divided = not _same(train, test)
+
+    def say(line: str) -> None:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    settings = Settings(label_fraction, stratified, seeds, k, temperature, sweep)
+    protocols_of(protocol or "knn")  # a wrong name is said before the work
+    train, test, divided = open_parts(data)
     if not divided:
-        console.print("not divided into train and test: one half, chosen at random in each class, tests the other")
+        say("not divided into train and test: a fifth of each class, always the same, tests the rest")
     embedder = load_embedder(what, backbone=backbone, weights=weights)
+    protocols = protocols_of(protocol or ("knn,linear,head" if embedder.head else "knn,linear"))
+    kept = FeatureCache(cache_folder(), say) if cache else None
     with progress_on(console, "embedding") as progress:
-        result = knn_before_after(
-            *(embedder, train, test if divided else None),
-            k=k,
-            temperature=temperature,
-            batch_size=batch_size,
-            progress=progress,
+        features = features_of(
+            *(embedder, train, test), divided=divided, batch_size=batch_size, cache=kept, progress=progress
         )
-    if result.k < k:
-        console.print(f"k = {k} is more than there are training images: using {result.k}", highlight=False)
+    with progress_on(console, "measuring") as progress:
+        evaluation = measure(embedder.name, features, protocols, settings, progress=progress)
+    for line in _notes(evaluation):
+        say(line)
     if as_json:
-        print(json.dumps({"protocol": protocol.value, **dataclasses.asdict(result)}, indent=2))
+        print(json.dumps(evaluation.as_dict(), indent=2))
     else:
-        _show(console, embedder.name, result)
+        _show(console, evaluation)
+    if report is not None:
+        from ..report.evaluation import write_evaluation  # here, because matplotlib takes its time
+
+        write_evaluation(report, evaluation, data)
+        say(f"pictures: {report}")
 
 
-def _same(train: Images, test: Images) -> bool:
-    """Whether both splits are all of one undivided source: the same names and labels, and the same pixels."""
-    if (train.names, train.labels) != (test.names, test.labels):
-        return False
-    for number in (0, len(train) // 2, len(train) - 1):
-        try:
-            if not train[number].equal(test[number]):
-                return False
-        except BadImageError:
-            continue  # bad in both, or we shall see at another
-    return True
+def _notes(evaluation: Evaluation) -> Iterator[str]:
+    settings = evaluation.settings
+    if evaluation.left_out:
+        yield f"{evaluation.left_out:,} images could not be read and are left out"
+    if "knn" in evaluation.results and evaluation.labelled_images < settings.k:
+        yield f"k = {settings.k} is more than there are labelled images: using {evaluation.labelled_images}"
 
 
-def _show(console: Console, name: str, result: KnnResult) -> None:
-    table = Table("", "top-1", title=escape(name), title_justify="left")
-    table.add_row("frozen backbone", f"{result.knn_before:.2%}")
-    if result.knn_after is not None:
-        table.add_row("with the mask", f"{result.knn_after:.2%}")
+def _show(console: Console, evaluation: Evaluation) -> None:
+    from ..evaluation.metrics import TOP
+    from ..evaluation.protocols import TITLES
+
+    with_top5 = len(evaluation.classes) > TOP  # else it is 1 by definition
+    table = Table("", "", "top-1", *(["top-5"] if with_top5 else []), "worst classes", title_justify="left")
+    table.title = escape(evaluation.name)
+    for protocol, sides in evaluation.results.items():
+        for number, (side, found) in enumerate(sides.items()):
+            cells = [TITLES[protocol] if number == 0 else "", _SIDES[side], _share(found.top1, found.top1_interval)]
+            if with_top5:
+                cells.append(_share(found.top5, found.top5_interval))
+            table.add_row(*cells, escape(_worst(found)))
     console.print(table)
+    settings = evaluation.settings
+    share = "all labels" if settings.label_fraction == 1 else f"{evaluation.labelled_images:,} labels a seed"
+    over = f"; ± is the 95 % interval over {evaluation.seeds} choices of labels" if evaluation.seeds > 1 else ""
     console.print(
-        f"k-NN, k = {result.k}, temperature {result.temperature}: {result.test_images:,} test images by "
-        f"{result.train_images:,} training images of {result.classes} classes",
+        f"{evaluation.test_images:,} test images by {evaluation.train_images:,} training images of "
+        f"{len(evaluation.classes)} classes, {share}{over}",
         highlight=False,
     )
+
+
+def _share(mean: float, half_width: float | None) -> str:
+    return f"{mean:.2%}" if half_width is None else f"{mean:.2%} ± {100 * half_width:.2f}"
+
+
+def _worst(found: Measured) -> str:
+    worst = sorted(found.per_class, key=lambda name: found.per_class[name])[:_WORST]
+    return ", ".join(f"{name} {found.per_class[name]:.0%}" for name in worst)

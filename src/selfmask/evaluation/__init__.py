@@ -1,6 +1,14 @@
 """How good features are: k-NN and linear probes."""
 
 from .knn import knn_accuracy, knn_predict, nearest
-from .probe import few_label_probe, linear_probe
+from .probe import LinearProbe, few_label_probe, linear_probe, linear_probe_fit
 
-__all__ = ["few_label_probe", "knn_accuracy", "knn_predict", "linear_probe", "nearest"]
+__all__ = [
+    "LinearProbe",
+    "few_label_probe",
+    "knn_accuracy",
+    "knn_predict",
+    "linear_probe",
+    "linear_probe_fit",
+    "nearest",
+]

@@ -10,6 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import EvaluationError
+from .inputs import Told, as_labels, check_features, lengths_of
+from .metrics import TOP
 
 _AT_ONCE = 1 << 24  # similarities held at a time: 64 MB, whatever the bank
 
@@ -38,19 +40,35 @@ def knn_predict(
     temperature: float = 0.1,
 ) -> Tensor:
     """The class of each query: its `k` nearest vote with weight exp(similarity / temperature)."""
+    return knn_rank(bank, bank_labels, queries, k=k, temperature=temperature)[:, 0]
+
+
+def knn_rank(
+    bank: Tensor,
+    bank_labels: Tensor | Sequence[int],
+    queries: Tensor,
+    *,
+    k: int = 200,
+    temperature: float = 0.1,
+    told: Told | None = None,
+) -> Tensor:
+    """The five classes with the most votes for each query (or all, if they are fewer), most first; -1 for no votes."""
     if not temperature > 0:
         raise EvaluationError("the temperature must be positive", expected="0.1 in the paper", found=temperature)
-    # Numbered anew, so that no more classes are counted than the bank has, however large their labels.
+    # Numbered anew, so that no more classes are counted than the bank has images, however large their labels.
     numbers = as_labels(bank_labels, bank, "the bank").to(bank.device)
     classes: Tensor
     classes, labels = numbers.unique(return_inverse=True)  # type: ignore[no-untyped-call]
-    winners = []
+    ranked: list[Tensor] = []
     for similarity, neighbours in _neighbours(bank, queries, k):
         # Relative to the nearest: a factor common to all votes, and exp cannot overflow.
         weights = similarity.sub(similarity[:, :1]).div_(temperature).exp_()
-        votes = weights.new_zeros(len(weights), len(classes))
-        winners.append(votes.scatter_add_(1, labels[neighbours], weights).argmax(1))
-    return classes[torch.cat(winners)]
+        votes = weights.new_zeros(len(weights), len(classes)).scatter_add_(1, labels[neighbours], weights)
+        most = votes.topk(min(TOP, len(classes)), dim=1)
+        ranked.append(classes[most.indices].masked_fill_(most.values == 0, -1))
+        if told is not None:
+            told(sum(map(len, ranked)) / len(queries))
+    return torch.cat(ranked)
 
 
 def nearest(bank: Tensor, queries: Tensor, k: int, *, exclude_self: bool = False) -> Tensor:
@@ -61,41 +79,19 @@ def nearest(bank: Tensor, queries: Tensor, k: int, *, exclude_self: bool = False
     return torch.cat([neighbours for _, neighbours in _neighbours(bank, queries, k, exclude_self)])
 
 
-def as_labels(labels: Tensor | Sequence[int], features: Tensor, whose: str) -> Tensor:
-    """Labels as a tensor, one for each row of features."""
-    numbers = torch.as_tensor(labels)
-    if numbers.ndim != 1 or len(numbers) != len(features) or numbers.is_floating_point():
-        raise EvaluationError(
-            f"labels that do not fit {whose}",
-            expected=f"{len(features)} whole numbers",
-            found=f"{numbers.dtype} of shape {list(numbers.shape)}",
-        )
-    return numbers.long()
-
-
-def check_features(features: Tensor, whose: str) -> Tensor:
-    """Features as float32 rows, none missing and all finite."""
-    if features.ndim != 2 or 0 in features.shape:
-        raise EvaluationError(f"no vectors of {whose}", expected="one row an image", found=list(features.shape))
-    features = features.float()
-    if not bool(features.isfinite().all()):
-        raise EvaluationError(
-            f"vectors of {whose} that are not finite",
-            found=f"{int((~features.isfinite()).any(1).sum())} of {len(features)} rows with NaN or infinity",
-            todo="look at the run's log: a mask whose loss became NaN is of no use",
-        )
-    return features
-
-
 def _neighbours(bank: Tensor, queries: Tensor, k: int, exclude_self: bool = False) -> Iterator[tuple[Tensor, Tensor]]:
     """Similarities and numbers of the `k` nearest, nearest first, for some queries at a time."""
-    bank, queries = (F.normalize(check_features(x, "the images"), dim=1) for x in (bank, queries))
+    bank, queries = (check_features(x, "the images") for x in (bank, queries))
     if bank.shape[1] != queries.shape[1] or (exclude_self and len(bank) != len(queries)):
         raise EvaluationError("queries that do not fit the bank", expected=list(bank.shape), found=list(queries.shape))
     k = _possible(k, len(bank) - exclude_self)
-    step = max(1, _AT_ONCE // len(bank))
+    # The similarities are divided by the lengths, not the bank: a copy of it could be more than there is memory for.
+    lengths = lengths_of(bank).clamp_(min=1e-12)
+    step = min(max(1, _AT_ONCE // len(bank)), len(queries))
+    similarities = bank.new_empty(step, len(bank))
     for start in range(0, len(queries), step):
-        similarity = queries[start : start + step] @ bank.T
+        some = F.normalize(queries[start : start + step], dim=1)
+        similarity = torch.mm(some, bank.T, out=similarities[: len(some)]).div_(lengths)
         if exclude_self:
             similarity.diagonal(start).fill_(-torch.inf)
         found = similarity.topk(k, dim=1)

@@ -2,77 +2,99 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import warnings
 from collections.abc import Sequence
 
 import numpy as np
 import torch.nn.functional as F
-from numpy.typing import NDArray
-from sklearn.exceptions import ConvergenceWarning
-from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 
-from ..errors import EvaluationError
-from .knn import as_labels, check_features
+from ..data.splits import label_split
+from ..errors import LabelsError
+from .inputs import Told, as_labels, check_features
+from .logistic import solve
+from .metrics import TOP
 
-# The recipe's lambda is 0.01 / n on the mean loss: mean(loss) + lambda / 2 |W|^2. scikit-learn minimises
-# C sum(loss) + 1/2 |W|^2, which is the same with C = 1 / (n lambda) = 100, whatever n.
-_C = 100.0
-_ITERATIONS = 2000
+PENALTY = 0.01  # the recipe's lambda, times the number of images
+PENALTIES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)  # to choose from
+_HELD_BACK = 0.2  # of the labels, to choose with
 
 Labels = Tensor | Sequence[int]
 
 
-def linear_probe(train: Tensor, labels: Labels, test: Tensor, test_labels: Labels) -> float:
-    """Test accuracy (top-1) of multinomial logistic regression on the L2-normalised training features.
+@dataclasses.dataclass(frozen=True)
+class LinearProbe:
+    """A linear classifier of L2-normalised features: scores are `weight` [C, F] times a vector, plus `bias` [C].
 
-    The problem is convex and solved to its optimum, so there is nothing random in it.
+    classes: the label that each row of the weight stands for, ascending.
     """
-    return _accuracy(*_prepared(train, labels), *_prepared(test, test_labels))
+
+    weight: Tensor
+    bias: Tensor
+    classes: Tensor
+
+    def rank(self, features: Tensor) -> Tensor:
+        """The labels of the five best classes of each row (or of all, if they are fewer), the best first."""
+        rows = F.normalize(check_features(features, "the images"), dim=1)
+        scores = F.linear(rows, self.weight.to(rows.device), self.bias.to(rows.device))
+        return self.classes.to(rows.device)[scores.topk(min(TOP, len(self.classes)), dim=1).indices]
+
+
+def linear_probe_fit(
+    features: Tensor, labels: Labels, *, penalty: float = PENALTY, told: Told | None = None
+) -> LinearProbe:
+    """Multinomial logistic regression on L2-normalised features: mean loss + lambda / 2 |W|^2, lambda = penalty / n.
+
+    The bias is free of penalty. The problem is convex and solved to its optimum, so there is nothing random in it.
+    """
+    # Unit length: the penalty then weighs the same whatever the scale of a backbone's outputs.
+    rows = F.normalize(check_features(features, "the images"), dim=1)
+    numbers = as_labels(labels, features, "the images").to(rows.device)
+    classes: Tensor
+    classes, targets = numbers.unique(return_inverse=True)  # type: ignore[no-untyped-call]
+    if len(classes) < 2:
+        raise LabelsError("a probe needs labels of two classes or more", found=f"only class {int(numbers[0])}")
+    weight, bias, converged = solve(rows, targets, len(classes), penalty / len(rows), told)
+    if not converged:
+        warnings.warn("the linear probe did not converge: its accuracy may be too low", stacklevel=2)
+    return LinearProbe(weight, bias, classes)
+
+
+def choose_penalty(features: Tensor, labels: Labels, *, seed: int = 0, told: Told | None = None) -> float:
+    """The penalty that does best on a fifth of every class, held back from the fit; the recipe's where all do alike.
+
+    A class of one image cannot be divided, and is only learned. If every class is so, there is nothing to choose by.
+    """
+    y = as_labels(labels, features, "the images").cpu()
+    chosen = label_split(y.tolist(), 1 - _HELD_BACK, seed)
+    held_back = np.setdiff1d(np.arange(len(y)), chosen)
+    if not len(held_back):
+        return PENALTY
+    accuracies = {}
+    for number, penalty in enumerate(PENALTIES):
+        probe = linear_probe_fit(features[chosen], y[chosen], penalty=penalty)
+        accuracies[penalty] = float((probe.rank(features[held_back])[:, 0].cpu() == y[held_back]).double().mean())
+        if told is not None:
+            told((number + 1) / len(PENALTIES))
+    return max(PENALTIES, key=lambda penalty: (accuracies[penalty], -abs(math.log(penalty / PENALTY))))
+
+
+def linear_probe(train: Tensor, labels: Labels, test: Tensor, test_labels: Labels) -> float:
+    """Test accuracy (top-1) of the probe that fits the training features."""
+    truth = as_labels(test_labels, test, "the test images").to(test.device)
+    first = linear_probe_fit(train, labels).rank(test)[:, 0]
+    return float((first == truth).double().mean())
 
 
 def few_label_probe(
     train: Tensor, labels: Labels, test: Tensor, test_labels: Labels, *, fraction: float = 0.01, seeds: int = 5
 ) -> tuple[float, list[float]]:
-    """`linear_probe` with a share of the training labels: the mean over seeds, and the accuracy for each.
-
-    The choice is stratified: that share of every class, and at least one image of each.
-    """
-    if not 0 < fraction <= 1 or seeds < 1:
-        raise EvaluationError("no labels to learn from", expected="a share above 0, a seed", found=(fraction, seeds))
-    (x, y), held_out = _prepared(train, labels), _prepared(test, test_labels)
-    scores = []
-    for seed in range(seeds):
-        chosen = stratified(y, fraction, seed)
-        scores.append(_accuracy(x[chosen], y[chosen], *held_out))
-    return float(np.mean(scores)), scores
-
-
-def stratified(labels: NDArray[np.int64], fraction: float, seed: int) -> NDArray[np.int64]:
-    """The numbers of a random `fraction` of each class (at least one image of each), in ascending order."""
-    random = np.random.default_rng(seed)
-    members = [np.flatnonzero(labels == label) for label in np.unique(labels)]
-    chosen = [random.permutation(own)[: max(1, round(fraction * len(own)))] for own in members]
-    return np.sort(np.concatenate(chosen))
-
-
-def _prepared(features: Tensor, labels: Labels) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    # Unit length: the penalty then weighs the same whatever the scale of a backbone's outputs.
-    rows = F.normalize(check_features(features, "the images"), dim=1)
-    return rows.cpu().numpy(), as_labels(labels, features, "the images").cpu().numpy()
-
-
-def _accuracy(
-    x: NDArray[np.float32], y: NDArray[np.int64], test_x: NDArray[np.float32], test_y: NDArray[np.int64]
-) -> float:
-    if len(np.unique(y)) < 2:
-        raise EvaluationError("a probe needs labels of two classes or more", found=f"only class {y[0]}")
-    # The intercept is free of penalty, so centring leaves the optimum where it is, and reaches it sooner.
-    mean = x.mean(0)
-    model = LogisticRegression(C=_C, max_iter=_ITERATIONS, tol=1e-4)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", ConvergenceWarning)
-        model.fit(x - mean, y)
-    if any(issubclass(warning.category, ConvergenceWarning) for warning in caught):
-        warnings.warn("the linear probe did not converge: its accuracy may be too low", stacklevel=3)
-    return float(model.score(test_x - mean, test_y))
+    """`linear_probe` with a share of every class's training labels: the mean over seeds, and the accuracy for each."""
+    y = as_labels(labels, train, "the images").cpu()
+    if seeds < 1:
+        raise LabelsError("no labels to learn from", expected="a seed at least", found=seeds)
+    splits = [label_split(y.tolist(), fraction, seed) for seed in range(seeds)]
+    each = [linear_probe(train[chosen], y[chosen], test, test_labels) for chosen in splits]
+    return float(np.mean(each)), each

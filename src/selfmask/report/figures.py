@@ -103,7 +103,7 @@ def loss_figure(log: Log) -> Markup | None:
     if not np.isfinite(losses).any():
         return None
     levels = curve(log, "ln_k")[1]
-    with _style("loss"):
+    with style("loss"):
         figure, (axes,) = _panels(1)
         _draw(axes, steps, losses, LIGHT["accent"], three_digits)
         if np.isfinite(levels).any():
@@ -122,7 +122,7 @@ def loss_figure(log: Log) -> Markup | None:
         for step in lost[:: max(1, len(lost) // 100)]:
             axes.axvline(step, ymax=0.06, color=LIGHT["warn"], linewidth=1)
         axes.set_title("loss")
-        return _svg(figure, "loss over steps")
+        return svg(figure, "loss over steps")
 
 
 def mask_figure(log: Log) -> Markup | None:
@@ -137,14 +137,14 @@ def mask_figure(log: Log) -> Markup | None:
     ]
     if not panels:
         return None
-    with _style("mask"):
+    with style("mask"):
         figure, all_axes = _panels(len(panels))
         for axes, (title, key, colour) in zip(all_axes, panels, strict=True):
             share = key == "active"
             _draw(axes, *curve(log, key), colour, percent if share else short)
             axes.yaxis.set_major_formatter(PercentFormatter(1) if share else FuncFormatter(lambda y, _: short(y)))
             axes.set_title(title)
-        return _svg(figure, " and ".join(title for title, _, _ in panels))
+        return svg(figure, " and ".join(title for title, _, _ in panels))
 
 
 def quality_figure(log: Log, before: object = None, kept: object = None) -> Markup | None:
@@ -152,7 +152,7 @@ def quality_figure(log: Log, before: object = None, kept: object = None) -> Mark
     if not np.isfinite(curve(log, "quality")[1]).any():
         return None
     steps, values = curve([{"step": 0, "quality": before}, *log] if before is not None else log, "quality")
-    with _style("quality"):
+    with style("quality"):
         figure, (axes,) = _panels(1)
         _draw(axes, steps, values, LIGHT["accent"], three_digits)
         for place in np.flatnonzero((steps == _number(kept)) & np.isfinite(values)):
@@ -168,7 +168,7 @@ def quality_figure(log: Log, before: object = None, kept: object = None) -> Mark
             )
             axes.margins(y=0.15)
         axes.set_title("quality without labels")
-        return _svg(figure, "label-free quality over steps")
+        return svg(figure, "label-free quality over steps")
 
 
 def layers_figure(active_by_layer: Mapping[str, float]) -> Markup | None:
@@ -177,7 +177,7 @@ def layers_figure(active_by_layer: Mapping[str, float]) -> Markup | None:
         return None
     bars = grouped(active_by_layer)
     heights = range(len(bars))
-    with _style("layers"):
+    with style("layers"):
         figure = Figure(figsize=(4.7, 0.35 + 0.165 * len(bars)), layout="constrained")
         axes = figure.add_subplot()
         axes.barh(heights, 1, height=0.5, color=LIGHT["tint"])
@@ -188,7 +188,7 @@ def layers_figure(active_by_layer: Mapping[str, float]) -> Markup | None:
         # `.weight` goes without saying; ascii() shows odd characters as escapes: they may be none that XML can hold.
         axes.set_yticks(
             heights,
-            [_middle_out(ascii(name)[1:-1].removesuffix(".weight")) for name, _ in bars],
+            [middle_out(ascii(name)[1:-1].removesuffix(".weight")) for name, _ in bars],
             fontsize=8,
             parse_math=False,
         )
@@ -197,7 +197,7 @@ def layers_figure(active_by_layer: Mapping[str, float]) -> Markup | None:
         axes.tick_params(labelsize=8)
         axes.xaxis.set_major_formatter(PercentFormatter(1))
         axes.grid(visible=False)
-        return _svg(figure, "share of weights on, by layer")
+        return svg(figure, "share of weights on, by layer")
 
 
 def grouped(shares: Mapping[str, float], limit: int = MAX_BARS) -> list[tuple[str, float]]:
@@ -247,7 +247,7 @@ def percent(share: float) -> str:
     return ">99.999%" if share > 0.5 else "<0.001%"
 
 
-def _middle_out(name: str, longest: int = 34) -> str:
+def middle_out(name: str, longest: int = 34) -> str:
     return name if len(name) <= longest else name[: longest // 2 - 1] + "…" + name[-longest // 2 :]
 
 
@@ -259,7 +259,7 @@ def _is_step(value: object) -> bool:
     return not math.isnan(_number(value))
 
 
-def _style(name: str) -> Any:
+def style(name: str) -> Any:
     # From the defaults, whatever the user's own matplotlib settings are; ids by name, as figures share a page.
     return matplotlib.style.context(["default", _STYLE | {"svg.hashsalt": f"selfmask {name}"}])
 
@@ -291,7 +291,7 @@ def _draw(axes: Axes, steps: Numbers, values: Numbers, colour: str, label: Any) 
     )
 
 
-def _svg(figure: Figure, words: str) -> Markup:
+def svg(figure: Figure, words: str) -> Markup:
     """The figure as an element to stand in HTML: no prologue, no metadata, no idle ids, colours by name."""
     file = io.StringIO()
     figure.savefig(file, format="svg", metadata=_NO_METADATA, transparent=True)

@@ -14,12 +14,13 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from ..maskfile.writer import write_atomically
 from . import figures
+from .confusion import confusion_figure
 from .examples import Card, Neighbours, cards
 from .figures import curve, percent, three_digits
 
 MAX_BAD_IMAGES, MAX_TEXT = 500, 600
 
-_WITH_LABELS = {"knn": "k-NN accuracy", "probe": "linear-probe accuracy, few labels"}
+_WITH_LABELS = {"accuracy": "test accuracy", "knn": "k-NN accuracy", "probe": "linear-probe accuracy, few labels"}
 _MEASURES = {**_WITH_LABELS, "quality": "quality without labels"}
 
 
@@ -34,6 +35,7 @@ class ReportData:
     log: the lines of the log; figures take `step`, `loss`, `ln_k`, `active`, `flips` and `quality` from them.
     active_by_layer: share of active weights of each masked tensor, in the order of the network.
     bad_images: files that could not be read, with the reason.
+    confusion, classes: of the test images, where there are labels: how many of each class were taken for which.
     """
 
     title: str
@@ -43,6 +45,8 @@ class ReportData:
     active_by_layer: Mapping[str, float]
     neighbours: Neighbours | None = None
     bad_images: Sequence[tuple[str, str]] = ()
+    confusion: Sequence[Sequence[int]] = ()
+    classes: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -101,6 +105,7 @@ def render(data: ReportData) -> str:
         lines_per_point=math.ceil(len(data.log) / figures.MAX_POINTS),
         layers=figures.layers_figure(data.active_by_layer),
         grouped=len(data.active_by_layer) > figures.MAX_BARS,
+        confusion=confusion_figure(data.confusion, data.classes, "confusion") if data.confusion else None,
         examples=examples,
         hits=_hits(examples),
         columns=max((len(row) for card in examples for row in (card.before, card.after)), default=1),
@@ -213,7 +218,9 @@ def _sizes(result: Mapping[str, Any]) -> Iterator[Size]:
     rows = (
         ("float32 copy of the backbone", result.get("base_bytes")),
         ("one bit per masked weight", result.get("one_bit_bytes")),
-        ("mask file, statistics included", result.get("mask_bytes")),
+        ("mask file, statistics included", result.get("mask_bytes"))
+        if "mask_bytes" in result
+        else ("file of what was trained", result.get("bytes")),
     )
     known = [(what, size) for what, size in rows if _is_finite(size) and size > 0]
     if not known or known[-1][0] != rows[-1][0]:

@@ -1,0 +1,192 @@
+"""A mask beside its frozen backbone, on labelled images, by every protocol that is asked for."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..data import Images
+from ..data.splits import label_split
+from ..embedding import Progress
+from ..heads import Head
+from ..loading import Embedder, best_device
+from .cache import FeatureCache, Vectors
+from .extraction import extract
+from .inputs import Told
+from .labels import check_left, matched
+from .metrics import Scores, interval, score
+from .protocols import HEAD, PROTOCOLS, Prediction, Settings, Task, check_head
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """What one protocol says of one model: means over seeds, and half the width of their 95 % intervals.
+
+    The widths are None where there was one seed only. `each` is top-1 of every seed; `per_class` is the mean over
+    seeds; `confusion` counts the images of all seeds; `chosen` is what the protocol chose for each seed.
+    """
+
+    top1: float
+    top1_interval: float | None
+    top5: float
+    top5_interval: float | None
+    each: list[float]
+    per_class: dict[str, float]
+    confusion: list[list[int]]
+    chosen: list[dict[str, float]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluation:
+    """All numbers of an evaluation. `results` are by protocol, then by side: "frozen", and "mask" if there is one.
+
+    labelled_images: how many training images had a label, the same for every seed. left_out: images that could not be
+    read. seeds: how many there were: with all labels nothing is random, and there is one.
+    """
+
+    name: str
+    classes: list[str]
+    train_images: int
+    test_images: int
+    labelled_images: int
+    left_out: int
+    divided: bool
+    settings: Settings
+    seeds: int
+    results: dict[str, dict[str, Measured]]
+
+    def as_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+
+@dataclasses.dataclass(frozen=True)
+class Features:
+    """The features of each side, and the class numbers of their rows."""
+
+    train: dict[str, Tensor]
+    labels: Tensor
+    test: dict[str, Tensor]
+    truth: Tensor
+    classes: list[str]
+    left_out: int
+    divided: bool
+    head: Head | None = None
+    """What was trained to tell classes by the features of the last side."""
+
+
+def evaluate(
+    name: str, features: Features, protocols: Sequence[str], settings: Settings, *, progress: Progress | None = None
+) -> Evaluation:
+    """Run every protocol on the features of every side. `progress` counts the test images of all these runs."""
+    splits = label_splits(features, settings)
+    if HEAD in protocols:
+        check_head(features.head, features.classes)  # before the work
+    # A head knows the features that it was trained on: those of the last side.
+    sides = {protocol: list(features.train)[-1 if protocol == HEAD else 0 :] for protocol in protocols}
+    jobs = [(protocol, side) for protocol in protocols for side in sides[protocol]]
+    results: dict[str, dict[str, Measured]] = {protocol: {} for protocol in protocols}
+    images = len(features.truth)
+
+    def told(runs: float) -> None:
+        if progress is not None:
+            progress(int(runs * images), len(jobs) * len(splits) * images)
+
+    for number, (protocol, side) in enumerate(jobs):
+        results[protocol][side] = _measure(
+            protocol, side, features, splits, settings, _shifted(told, number * len(splits))
+        )
+    return Evaluation(
+        name=name,
+        classes=features.classes,
+        train_images=len(features.labels),
+        test_images=images,
+        labelled_images=len(splits[0]),
+        left_out=features.left_out,
+        divided=features.divided,
+        settings=settings,
+        seeds=len(splits),
+        results=results,
+    )
+
+
+def features_of(
+    embedder: Embedder,
+    train: Images,
+    test: Images,
+    *,
+    divided: bool = True,
+    batch_size: int = 64,
+    cache: FeatureCache | None = None,
+    progress: Progress | None = None,
+) -> Features:
+    """Features and labels of both parts; labels that cannot be measured with are refused before the work.
+
+    Images that do not decode are left out. `divided` is only reported.
+    """
+    labels = matched(train, test)
+    total = len(train) + len(test)
+
+    def vectors(images: Images, before: int) -> dict[str, Vectors]:
+        advance = None if progress is None else lambda done, _: progress(before + done, total)
+        return extract(embedder, images, batch_size=batch_size, cache=cache, progress=advance)
+
+    own, other = vectors(train, 0), vectors(test, len(train))
+    kept, test_kept = next(iter(own.values())).kept, next(iter(other.values())).kept
+    y, truth = torch.tensor(labels.train)[kept], torch.tensor(labels.test)[test_kept]
+    check_left(set(y.tolist()), set(truth.tolist()), labels.classes)
+    left_out = total - len(kept) - len(test_kept)
+    return Features(_rows(own), y, _rows(other), truth, labels.classes, left_out, divided, embedder.head)
+
+
+def _rows(vectors: dict[str, Vectors]) -> dict[str, Tensor]:
+    return {side: each.rows for side, each in vectors.items()}
+
+
+def label_splits(features: Features, settings: Settings) -> list[list[int]]:
+    """For each seed, which training images keep their labels. All labels can only be chosen in one way."""
+    labels = features.labels.tolist()
+    if settings.label_fraction == 1:
+        return [list(range(len(labels)))]
+    return [
+        label_split(labels, settings.label_fraction, seed, stratified=settings.stratified, classes=features.classes)
+        for seed in range(settings.seeds)
+    ]
+
+
+def _shifted(told: Told, before: int) -> Told:
+    return lambda share: told(before + share)
+
+
+def _measure(
+    protocol: str,
+    side: str,
+    features: Features,
+    splits: Sequence[Sequence[int]],
+    settings: Settings,
+    told: Told,
+) -> Measured:
+    scores, predictions = list[Scores](), list[Prediction]()
+    own, test = (part[side].to(best_device()) for part in (features.train, features.test))
+    for seed, chosen in enumerate(splits):
+        train = own if len(chosen) == len(own) else own[chosen]
+        task = Task(train, features.labels[chosen], test, settings, seed, features.classes, features.head)
+        predictions.append(PROTOCOLS[protocol](task, _shifted(told, seed)))
+        scores.append(score(predictions[-1].ranked, features.truth, features.classes))
+        told(seed + 1)
+    top1, top1_interval = interval([each.top1 for each in scores])
+    top5, top5_interval = interval([each.top5 for each in scores])
+    return Measured(
+        top1,
+        top1_interval,
+        top5,
+        top5_interval,
+        each=[each.top1 for each in scores],
+        per_class={name: float(np.mean([each.per_class[name] for each in scores])) for name in scores[0].per_class},
+        confusion=np.sum([each.confusion for each in scores], axis=0).tolist(),
+        chosen=[prediction.chosen for prediction in predictions],
+    )

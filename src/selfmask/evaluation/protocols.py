@@ -1,0 +1,130 @@
+"""The ways to measure features: each ranks classes for test images by what labelled training images tell.
+
+A new one is a function like these and a line in `PROTOCOLS`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from ..errors import EvaluationError, HeadError, LabelsError
+from ..heads import Head
+from .inputs import Told
+from .knn import knn_rank
+from .probe import PENALTY, choose_penalty, linear_probe_fit
+
+_SHOWN = 5  # class names in a message
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """How to measure.
+
+    label_fraction, stratified, seeds: which training labels are used; every seed chooses others.
+    k, temperature: of k-NN. sweep: choose the linear probe's penalty by labels held back from training.
+    """
+
+    label_fraction: float = 1.0
+    stratified: bool = True
+    seeds: int = 5
+    k: int = 200
+    temperature: float = 0.1
+    sweep: bool = False
+
+    def __post_init__(self) -> None:
+        """What cannot work is refused before images are looked at."""
+        if not 0 < self.label_fraction <= 1:
+            raise LabelsError("no such share of the labels", expected="above 0, at most 1", found=self.label_fraction)
+        if self.seeds < 1 or self.k < 1 or not 0 < self.temperature < math.inf:
+            raise EvaluationError(
+                "cannot measure so",
+                expected="a seed, a neighbour and a temperature above 0 (0.1 in the paper)",
+                found=f"seeds {self.seeds}, k {self.k}, temperature {self.temperature}",
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """Labelled features of one model to learn from, and features of test images."""
+
+    train: Tensor
+    labels: Tensor
+    test: Tensor
+    settings: Settings
+    seed: int
+    classes: Sequence[str] = ()
+    head: Head | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Prediction:
+    """Class numbers for each test image, the best first (see `metrics.score`); and what was chosen on the way."""
+
+    ranked: Tensor
+    chosen: dict[str, float] = dataclasses.field(default_factory=dict)
+
+
+Protocol = Callable[[Task, Told], Prediction]
+
+
+def knn(task: Task, told: Told) -> Prediction:
+    k = min(task.settings.k, len(task.train))
+    ranked = knn_rank(task.train, task.labels, task.test, k=k, temperature=task.settings.temperature, told=told)
+    return Prediction(ranked, {"k": k})
+
+
+def linear(task: Task, told: Told) -> Prediction:
+    penalty = PENALTY
+    if task.settings.sweep:
+        penalty = choose_penalty(task.train, task.labels, seed=task.seed, told=lambda share: told(0.8 * share))
+    probe = linear_probe_fit(task.train, task.labels, penalty=penalty, told=None if task.settings.sweep else told)
+    return Prediction(probe.rank(task.test), {"lambda": penalty / len(task.train)})
+
+
+def trained_head(task: Task, told: Told) -> Prediction:
+    """What was trained with the mask; no label is used. Classes are matched by name."""
+    head = check_head(task.head, task.classes)
+    own = torch.tensor([list(task.classes).index(name) for name in head.classes], device=task.test.device)
+    return Prediction(own[head.to(task.test.device).ranked(task.test)])
+
+
+def check_head(head: Head | None, classes: Sequence[str]) -> Head:
+    """The head, if there is one and it was made for just these classes."""
+    if head is None:
+        raise HeadError(
+            "there is no head to measure",
+            expected="a mask, or a backbone, trained with labels",
+            todo="train one with `selfmask train`, or measure with --protocol knn,linear",
+        )
+    unknown, more = sorted(set(classes) - set(head.classes)), sorted(set(head.classes) - set(classes))
+    if unknown or more:
+        raise HeadError(
+            "the head was trained for other classes than these images have",
+            expected=", ".join(head.classes[:_SHOWN]) + (" ..." if len(head.classes) > _SHOWN else ""),
+            found=f"{len(unknown)} classes that it does not know ({', '.join(unknown[:_SHOWN]) or 'none'}), "
+            f"{len(more)} that these images do not have ({', '.join(more[:_SHOWN]) or 'none'})",
+            todo="give images of the same classes, named alike, or measure with --protocol knn,linear",
+        )
+    return head
+
+
+HEAD = "head"
+PROTOCOLS: dict[str, Protocol] = {"knn": knn, "linear": linear, HEAD: trained_head}
+TITLES = {"knn": "k-NN", "linear": "linear probe", HEAD: "its own head"}
+
+
+def protocols_of(text: str) -> list[str]:
+    """The protocols in a list of names parted by commas."""
+    names = list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    if not names or (unknown := [name for name in names if name not in PROTOCOLS]):
+        raise EvaluationError(
+            "unknown protocol" if names else "no protocol",
+            expected=f"some of {', '.join(PROTOCOLS)}, with commas between",
+            found=", ".join(unknown) if names else repr(text),
+        )
+    return names

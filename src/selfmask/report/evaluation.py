@@ -1,0 +1,88 @@
+"""The report of an evaluation: numbers, what is taken for what, and which classes gain or lose."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+from matplotlib.figure import Figure
+from matplotlib.ticker import PercentFormatter
+
+from ..evaluation.extraction import FROZEN, MASKED, TRAINED
+from ..evaluation.measuring import Evaluation, Measured
+from ..evaluation.metrics import TOP
+from ..evaluation.protocols import TITLES
+from ..maskfile.writer import write_atomically
+from .confusion import confusion_figure
+from .figures import DARK, LIGHT, middle_out, percent, style, svg
+from .page import plain
+
+SIDES = {FROZEN: "frozen backbone", MASKED: "with the mask", TRAINED: "as trained"}
+MAX_BARS = 40
+
+
+def write_evaluation(path: Path, evaluation: Evaluation, data: str) -> None:
+    """Write the page, whole or not at all; it needs no network."""
+    write_atomically(path, render(evaluation, data).encode("utf-8", "backslashreplace"))
+
+
+def render(evaluation: Evaluation, data: str) -> str:
+    environment = Environment(
+        loader=PackageLoader("selfmask", "report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["plain"] = plain
+    return environment.get_template("evaluation.html").render(
+        title=f"{evaluation.name} on {data}",
+        light=LIGHT,
+        dark=DARK,
+        evaluation=evaluation,
+        titles=TITLES,
+        sides=SIDES,
+        with_top5=len(evaluation.classes) > TOP,
+        share=_share,
+        bars={protocol: classes_figure(sides, protocol) for protocol, sides in evaluation.results.items()},
+        matrices={
+            protocol: {
+                side: confusion_figure(found.confusion, evaluation.classes, f"{protocol} {side}")
+                for side, found in sides.items()
+            }
+            for protocol, sides in evaluation.results.items()
+        },
+        max_bars=MAX_BARS,
+        tested=len(next(iter(next(iter(evaluation.results.values())).values())).per_class),
+    )
+
+
+def _share(mean: float, half_width: float | None) -> str:
+    return f"{mean:.1%}" if half_width is None else f"{mean:.1%} ± {100 * half_width:.1f}"
+
+
+def classes_figure(sides: Mapping[str, Measured], name: str) -> Markup:
+    """Accuracy class by class, the worst first: the frozen backbone above, the mask below it."""
+    last = list(sides.values())[-1]
+    shown = sorted(last.per_class, key=lambda each: last.per_class[each])[:MAX_BARS]
+    heights = np.arange(len(shown))
+    colours = {FROZEN: LIGHT["soft"], MASKED: LIGHT["accent"], TRAINED: LIGHT["accent"]}
+    with style(f"classes {name}"):
+        figure = Figure(figsize=(4.7, 0.5 + (0.19 + 0.1 * len(sides)) * len(shown)), layout="constrained")
+        axes = figure.add_subplot()
+        thick = 0.7 / len(sides)
+        for place, (side, found) in enumerate(sides.items()):
+            shares = [found.per_class[each] for each in shown]
+            at = heights + (place - (len(sides) - 1) / 2) * thick
+            axes.barh(at, shares, height=0.85 * thick, color=colours[side])
+            for height, share in zip(at, shares, strict=True):
+                axes.text(share + 0.01, height, percent(share), va="center", fontsize=6.5, color=colours[side])
+        axes.set_yticks(heights, [middle_out(ascii(each)[1:-1]) for each in shown], fontsize=8, parse_math=False)
+        axes.set(xlim=(0, 1.08), ylim=(len(shown) - 0.5, -0.5))
+        axes.set_xticks([0, 0.25, 0.5, 0.75, 1])
+        axes.xaxis.set_major_formatter(PercentFormatter(1))
+        axes.grid(visible=False)
+        return svg(figure, "accuracy of each class")

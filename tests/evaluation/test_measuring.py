@@ -1,0 +1,228 @@
+"""Whole evaluations on real images: what is reported is what each protocol says, and no test image is learned from."""
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from selfmask import MaskConfig, get_masked_model
+from selfmask.data import Images, open_images
+from selfmask.data.sources import ArrayImages
+from selfmask.data.splits import label_split
+from selfmask.errors import EvaluationError, LabelsError
+from selfmask.evaluation import knn_accuracy, linear_probe
+from selfmask.evaluation.inputs import Told
+from selfmask.evaluation.measuring import Evaluation, Features, evaluate, features_of, label_splits
+from selfmask.evaluation.parts import open_parts
+from selfmask.evaluation.protocols import PROTOCOLS, Prediction, Settings, Task, protocols_of
+from selfmask.loading import Embedder
+from selfmask.report.evaluation import render
+
+from ..embedding.samples import HOW, pictures, tiny
+
+BOTH = ["knn", "linear"]
+
+
+@pytest.fixture(scope="module")
+def embedder() -> Embedder:
+    base = tiny()
+    return Embedder("tiny", get_masked_model(base, MaskConfig(rule="topk", active_share=0.5)).eval(), HOW, 256)
+
+
+def some(images: Images, every: int) -> ArrayImages:
+    assert isinstance(images, ArrayImages)
+    assert images.labels is not None
+    return ArrayImages(images.pixels[::every], images.labels[::every], images.classes)
+
+
+@pytest.fixture(scope="module")
+def clothes(embedder: Embedder) -> Features:
+    train, test = (some(open_images("selfmask/fashion", split=split), 10) for split in ("train", "test"))
+    return features_of(embedder, train, test)
+
+
+def test_every_protocol_and_side_is_what_its_function_says(clothes: Features) -> None:
+    found = evaluate("tiny", clothes, BOTH, Settings(k=20, temperature=0.07))
+    assert (found.seeds, found.train_images, found.test_images, found.labelled_images) == (1, 400, 100, 400)
+    for side in ("frozen", "mask"):
+        parts = clothes.train[side], clothes.labels, clothes.test[side], clothes.truth
+        knn, linear = (found.results[protocol][side] for protocol in BOTH)
+        assert knn.top1 == pytest.approx(knn_accuracy(*parts, k=20, temperature=0.07))
+        assert linear.top1 == pytest.approx(linear_probe(*parts))
+        assert knn.top1_interval is None
+        assert (knn.chosen, linear.chosen) == ([{"k": 20}], [{"lambda": 0.01 / 400}])
+        for each in (knn, linear):
+            assert each.top1 < each.top5 <= 1
+            assert np.sum(each.confusion) == 100
+            assert np.trace(each.confusion) == pytest.approx(100 * each.top1)
+            assert set(each.per_class) <= set(found.classes)
+    assert found.results["knn"]["frozen"] != found.results["knn"]["mask"]
+
+
+def test_few_labels_are_measured_over_seeds(clothes: Features) -> None:
+    settings = Settings(label_fraction=0.1, seeds=3, k=200)
+    found = evaluate("tiny", clothes, BOTH, settings)
+    assert (found.seeds, found.labelled_images) == (3, len(label_split(clothes.labels.tolist(), 0.1, 0)))
+    for protocol, measure in (("knn", knn_accuracy), ("linear", linear_probe)):
+        each = []
+        for seed in range(3):
+            chosen = label_split(clothes.labels.tolist(), 0.1, seed)
+            bank, labels = clothes.train["mask"][chosen], clothes.labels[chosen]
+            options = {"k": len(chosen)} if protocol == "knn" else {}
+            each.append(measure(bank, labels, clothes.test["mask"], clothes.truth, **options))
+        measured = found.results[protocol]["mask"]
+        assert measured.each == pytest.approx(each)
+        assert measured.top1 == pytest.approx(np.mean(each))
+        assert measured.top1_interval == pytest.approx(4.302652729911275 * np.std(each, ddof=1) / np.sqrt(3))
+        assert np.sum(measured.confusion) == 300
+    assert evaluate("tiny", clothes, BOTH, settings) == found
+
+
+def test_the_sweep_says_what_it_chose(clothes: Features) -> None:
+    found = evaluate("tiny", clothes, ["linear"], Settings(label_fraction=0.2, seeds=2, sweep=True))
+    chosen = [each["lambda"] * found.labelled_images for each in found.results["linear"]["frozen"].chosen]
+    assert all(any(value == pytest.approx(p) for p in (1e-4, 1e-3, 1e-2, 1e-1, 1.0)) for value in chosen)
+
+
+def test_progress_goes_from_nothing_to_all(clothes: Features) -> None:
+    steps: list[tuple[int, int]] = []
+    evaluate("tiny", clothes, BOTH, Settings(), progress=lambda done, total: steps.append((done, total)))
+    assert {total for _, total in steps} == {400}
+    assert steps[-1] == (400, 400)
+    assert len(steps) > 20
+
+
+def test_labels_are_matched_by_name_and_not_by_number(embedder: Embedder) -> None:
+    train, test = (some(open_images("selfmask/fashion", split=split), 20) for split in ("train", "test"))
+    straight = evaluate("tiny", features_of(embedder, train, test), ["knn"], Settings(k=20))
+    assert test.classes is not None
+    assert test.labels is not None
+    turned = ArrayImages(test.pixels, [9 - label for label in test.labels], test.classes[::-1])
+    assert evaluate("tiny", features_of(embedder, train, turned), ["knn"], Settings(k=20)) == straight
+
+
+def leaked(features: Features) -> list[int]:
+    """Test images whose very vector is among those to learn from."""
+    rows = {row.numpy().tobytes() for row in features.train["frozen"]}
+    return [i for i, row in enumerate(features.test["frozen"]) if row.numpy().tobytes() in rows]
+
+
+@pytest.fixture(scope="module")
+def undivided(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return pictures(tmp_path_factory.mktemp("undivided"), 61, classes=3)
+
+
+def test_no_image_is_in_both_parts_of_an_undivided_source(embedder: Embedder, undivided: Path) -> None:
+    whole, (train, test, divided) = open_images(undivided), open_parts(str(undivided))
+    assert not divided
+    assert sorted(train.names + test.names) == whole.names  # each once, none lost
+    assert [train.names, test.names] == [part.names for part in open_parts(str(undivided))[:2]]  # every time
+    found = features_of(embedder, train, test, divided=divided)
+    assert not leaked(found)
+    assert not found.divided
+    assert torch.bincount(found.labels).tolist() == [17, 16, 16]
+    # The check itself: it sees a leak.
+    assert leaked(features_of(embedder, train, whole)) != []
+
+
+def test_protocols_only_see_the_labelled_share_of_the_training_part(
+    embedder: Embedder, undivided: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    features = features_of(embedder, *open_parts(str(undivided))[:2])
+    held_out = {row.numpy().tobytes() for row in features.test["frozen"]}
+    seen: list[int] = []
+
+    def spy(task: Task, told: Told) -> Prediction:
+        assert not held_out & {row.numpy().tobytes() for row in task.train}
+        seen.append(len(task.train))
+        return PROTOCOLS["knn"](task, told)
+
+    monkeypatch.setitem(PROTOCOLS, "spy", spy)
+    plain = dataclasses.replace(features, train={"frozen": features.train["frozen"]})
+    evaluate("tiny", plain, ["spy"], Settings(label_fraction=0.3, seeds=3))
+    assert seen == [15, 15, 15]
+
+
+def test_a_uniform_share_that_leaves_a_class_empty_names_it(clothes: Features) -> None:
+    with pytest.raises(LabelsError, match="without an image") as caught:
+        label_splits(clothes, Settings(label_fraction=0.01, stratified=False))
+    assert any(name in str(caught.value.found) for name in clothes.classes)
+
+
+def test_bad_input_is_refused_before_the_work(embedder: Embedder, tmp_path: Path) -> None:
+    train, bad = (open_images(pictures(tmp_path / str(bad), 6, classes=3, bad=bad)) for bad in ((), (0, 3)))
+    with pytest.raises(LabelsError, match="no labels"):
+        features_of(embedder, open_images(pictures(tmp_path / "flat", 3)), train)
+    with pytest.raises(LabelsError, match="never be predicted"):
+        features_of(embedder, open_images(pictures(tmp_path / "two", 6, classes=2)), train)
+    pictures(tmp_path / "one", 3, classes=3)
+    with pytest.raises(LabelsError, match="nothing is left"):
+        open_parts(str(tmp_path / "one"))
+    with pytest.raises(LabelsError, match="no labels"):
+        open_parts(str(tmp_path / "flat"))
+    with pytest.raises(LabelsError, match="can be read"):
+        features_of(embedder, bad, train)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"label_fraction": 0.0}, {"label_fraction": 1.5}, {"seeds": 0}, {"k": 0}, {"temperature": 0.0}],
+    ids=str,
+)
+def test_settings_that_cannot_work(wrong: dict[str, float]) -> None:
+    with pytest.raises((EvaluationError, LabelsError)):
+        Settings(**wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("text", ["", " , ", "knn,svm"])
+def test_unknown_protocols(text: str) -> None:
+    with pytest.raises(EvaluationError, match="protocol"):
+        protocols_of(text)
+    assert protocols_of("linear, knn,linear") == ["linear", "knn"]
+
+
+def test_files_in_both_parts_are_refused(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    pictures(data / "train", 6, classes=2)
+    pictures(data / "test", 6, classes=2)  # the same names and pixels, but other files
+    assert open_parts(str(data)).divided
+    (data / "test" / "class0" / "again.png").symlink_to(data / "train" / "class0" / "0000.png")
+    with pytest.raises(EvaluationError, match="1 images are training images and test images"):
+        open_parts(str(data))
+    train, test, divided = open_parts("selfmask/fashion")
+    assert (len(train), len(test), divided) == (4000, 1000, True)
+
+
+def test_the_page_has_numbers_and_pictures_and_needs_no_network(clothes: Features) -> None:
+    found = evaluate("tiny <b>", clothes, BOTH, Settings(label_fraction=0.1, seeds=2))
+    page = render(found, "some & <i>data</i>")
+    assert "tiny &lt;b&gt; on some &amp; &lt;i&gt;data&lt;/i&gt;" in page
+    assert page.count('aria-label="confusion matrix') == 4
+    assert page.count('aria-label="accuracy of each class') == 2
+    for sides in found.results.values():
+        for measured in sides.values():
+            assert f"{measured.top1:.1%} ±" in page
+    assert "Ankle boot" in page
+    assert "http" not in page.replace("http-equiv", "").replace("http://www.w3.org", "")
+    assert render(found, "some & <i>data</i>") == page
+
+
+def test_the_page_of_many_classes_stays_small() -> None:
+    classes = [f"$class_{i}^" for i in range(300)]
+    truth = torch.arange(300).repeat(2)
+    rows = torch.randn(300, 64)[truth] + torch.randn(600, 64)
+    features = Features({"frozen": rows}, truth, {"frozen": rows.flip(0)}, truth.flip(0), classes, 2, False)
+    page = render(evaluate("x", features, ["knn"], Settings(k=2)), "y")
+    assert len(page) < 500_000
+    assert "The 40 worst of 300 classes" in page
+    assert "2 images could not be read" in page
+
+
+def test_evaluations_are_plain_data(clothes: Features) -> None:
+    found = evaluate("tiny", clothes, ["knn"], Settings())
+    assert isinstance(found, Evaluation)
+    plain = found.as_dict()
+    assert plain["results"]["knn"]["mask"]["top1"] == found.results["knn"]["mask"].top1
+    assert plain["settings"]["k"] == 200
