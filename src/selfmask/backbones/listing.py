@@ -7,7 +7,7 @@ import importlib.util
 from fnmatch import fnmatchcase
 
 from ..errors import NotABackboneError, UnknownBackboneError
-from . import clip, publishers, timm_models
+from . import clip, publishers, timm_models, transformers_clip
 from .loading import TINY, closest, output_width, resolve, without_weights
 
 LIMIT = 30
@@ -53,8 +53,8 @@ def list_backbones(pattern: str | None = None) -> list[BackboneInfo]:
 def names(pattern: str | None = None) -> list[str]:
     """The names that match a pattern like `*clip*`, or contain the text: ours first, then those that start with it.
 
-    All have published weights; other architectures of timm can be named too. Without a pattern: ours, a dozen that
-    are well known, and those whose weights are on this machine.
+    All have published weights; other architectures of timm, and other CLIPs of the hub, can be named too. Without a
+    pattern: ours, a dozen that are well known, and those whose weights are on this machine.
     """
     ours = [TINY, *publishers.names()]
     if pattern is None:
@@ -62,6 +62,8 @@ def names(pattern: str | None = None) -> list[str]:
     known = [*ours, *timm_models.names()]
     if importlib.util.find_spec("open_clip") is not None or pattern.startswith(clip.PREFIX):
         known += clip.names()
+    if importlib.util.find_spec("transformers") is not None or pattern.startswith(transformers_clip.PREFIX):
+        known += transformers_clip.names()
     text = pattern.lower().removeprefix("timm/")
     wanted = text if set(text) & set("*?[") else f"*{text}*"
     found = [name for name in known if fnmatchcase(name.lower(), wanted)]

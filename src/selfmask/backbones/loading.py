@@ -11,7 +11,7 @@ from torch import nn
 
 from ..errors import NotABackboneError, UnknownBackboneError, WeightsUnavailableError
 from ..maskfile import Preprocessing
-from . import clip, publishers, timm_models, tiny
+from . import clip, publishers, timm_models, tiny, transformers_clip
 from .recipe import Recipe
 from .sources import InstalledFile, fetch
 from .weights import load_weights
@@ -38,8 +38,9 @@ def load_backbone(name: str, *, weights: Path | None = None, pretrained: bool = 
     """The backbone of that name with its published weights, with those of a file, or with random ones.
 
     `name` is any name of timm (`resnet50`, `vit_small_patch16_224.dino`), `swav/resnet50`, `dino/resnet50`,
-    `open_clip/ARCH`, `open_clip/ARCH:TAG` or `selfmask/tiny`. `weights` is a .safetensors, .pt or .pth file; code in
-    it is never run. Published weights that are not on this machine are downloaded; random ones are always the same.
+    `open_clip/ARCH`, `open_clip/ARCH:TAG`, `transformers/FOLDER`, `transformers/OWNER/NAME` or `selfmask/tiny`.
+    `weights` is a .safetensors, .pt or .pth file; code in it is never run. Published weights that are not on this
+    machine are downloaded; random ones are always the same.
     """
     recipe = resolve(name)
     with torch.random.fork_rng(devices=[]):
@@ -59,10 +60,11 @@ def load_backbone(name: str, *, weights: Path | None = None, pretrained: bool = 
 
 
 def resolve(name: str) -> Recipe:
-    """What the name stands for; nothing is built, downloaded or read."""
+    """What the name stands for; nothing is built, and no weights are downloaded or read."""
     if name == TINY:
         return _tiny()
-    recipe = publishers.resolve(name) or clip.resolve(name) or timm_models.resolve(name)
+    recipe = publishers.resolve(name) or clip.resolve(name) or transformers_clip.resolve(name)
+    recipe = recipe or timm_models.resolve(name)
     if recipe is not None:
         return recipe
     known = clip.all_names() if name.startswith(clip.PREFIX) else [TINY, *publishers.names(), *timm_models.all_names()]

@@ -1,4 +1,4 @@
-"""What a backbone's name stands for, before a network is built or a file is touched."""
+"""What a backbone's name stands for, before a network is built or its weights are read."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
-from torch import nn
+from torch import Tensor, nn
 
 from ..maskfile import Preprocessing
 from .sources import Source
@@ -26,3 +26,17 @@ class Recipe:
     """The network with the weights that `source` gives."""
     translate: Callable[[nn.Module], Callable[[StateDict], StateDict] | None] = lambda model: None
     """For this network, what maps the names in other publishers' files to its own."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TextTower:
+    """The half of a CLIP that reads: its vectors lie in the same space as those of the backbone, the other half."""
+
+    model: nn.Module
+    """With random weights; its `logit_scale` is the logarithm of what cosines are multiplied by."""
+    tokenize: Callable[[list[str]], Tensor]
+    """Texts -> tokens [B, length]; what is too long is cut off."""
+    encode: Callable[[Tensor], Tensor]
+    """Tokens -> vectors [B, width], by `model`."""
+    translate: Callable[[StateDict], StateDict] | None = None
+    """What maps the names in other files to those of `model`."""
