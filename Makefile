@@ -17,6 +17,7 @@ bench: .venv/ready-dev
 	status=0; \
 	$(BIN)/python -m benchmarks || status=1; \
 	$(BIN)/python -m benchmarks.adapting || status=1; \
+	$(BIN)/python -m benchmarks.evaluating || status=1; \
 	exit $$status
 
 format: .venv/ready-dev
@@ -31,7 +32,7 @@ format: .venv/ready-dev
 
 .venv/ready-dev: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev,clip,parquet,bench]'
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev,clip,lora,parquet,bench]'
 	touch $@ .venv/ready
 
 clean:

@@ -7,13 +7,26 @@ if TYPE_CHECKING:
     from .adaptation import AdaptResult, adapt
     from .masking import MaskConfig, MaskedModel, get_masked_model
     from .presets import AdaptConfig
+    from .supervised import TrainConfig, TrainResult, open_labelled, train
 
 __version__ = "0.1.0"
-__all__ = ["AdaptConfig", "AdaptResult", "MaskConfig", "MaskedModel", "adapt", "get_masked_model"]
+__all__ = [
+    "AdaptConfig",
+    "AdaptResult",
+    "MaskConfig",
+    "MaskedModel",
+    "TrainConfig",
+    "TrainResult",
+    "adapt",
+    "get_masked_model",
+    "open_labelled",
+    "train",
+]
 
 _HOME = {
     **{"AdaptConfig": "presets", "AdaptResult": "adaptation", "adapt": "adaptation"},
     **dict.fromkeys(("MaskConfig", "MaskedModel", "get_masked_model"), "masking"),
+    **dict.fromkeys(("TrainConfig", "TrainResult", "open_labelled", "train"), "supervised"),
 }
 
 

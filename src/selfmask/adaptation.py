@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
 import math
 import tempfile
 import time
@@ -18,25 +16,24 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from .data import Images, ImageStore, open_images
+from .data import Images, ImageStore
 from .data.views import MultiCrop, ViewsConfig
 from .embedding import fit, normalised
-from .errors import ConfigError, InterruptedRunError, TooFewImagesError, TooManyBadImagesError
+from .errors import ConfigError, InterruptedRunError
 from .fitting import features_of, small_side
 from .maskfile import Preprocessing
 from .masking import MaskedModel, get_masked_model
 from .objectives import Contrast, Objective, SwAV
 from .outcome import Labelled, check_labels, finish
+from .preparing import fingerprint, preprocessing_for, score_rate, store_of
 from .presets import AdaptConfig
 from .quality import Quality
-from .training import Guard, ParameterGroup, Processes, RunFolder, Steps, open_folder, train
+from .training import Guard, ParameterGroup, Processes, Steps, open_folder, train
 from .training.display import Display, QuietDisplay
 from .training.seeds import derive, generator
 from .training.trackers import Trackers
 
-IMAGENET = Preprocessing((224, 224), (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), "bilinear")
 _HELD_OUT = 256  # images that the gate looks at, or a fifth of all if they are few
-_CACHE_SIDE = 2  # cached images keep twice the pixels of a large crop a side: small crops stay sharp
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,7 +99,7 @@ def adapt(
             found=f"{masked.sparsity()['total']:.1%} of the weights on",
             todo="choose the threshold rule, or gate=False",
         )
-    masked.preprocessing = how = _preprocessing(masked, preprocessing, config.size)
+    masked.preprocessing = how = preprocessing_for(masked.preprocessing, preprocessing, config.size)
     masked.base_name = (about or {}).get("backbone", masked.base_name)
     masked.to(processes.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     features = features_of(masked, how.size[0])
@@ -114,7 +111,7 @@ def adapt(
         open_folder(Path(place), resume, processes) as folder,
         Trackers(config.track, Path(place) if folder else None) as trackers,
     ):
-        store = _store(images, how, max_bad, display, folder)
+        store = store_of(images, how, max_bad, display, folder)
         held, trained = _held_out(len(store), config)
         batches = Steps(
             store, views, batch_size=config.batch_size, seed=config.seed, processes=processes, among=trained
@@ -131,10 +128,13 @@ def adapt(
         if config.mask.norm == "anchored":
             masked.anchor(reference)
         objective = _objective(masked, features, reference, config).to(processes.device)
+        rate = config.score_lr
+        if config.per_tensor:
+            rate = score_rate(masked, config.score_lr, config.momentum, steps)
         groups = [
             ParameterGroup(
                 list(masked.scores.parameters()),
-                _score_rate(masked, config, steps),
+                rate,
                 per_tensor=config.per_tensor,
                 start=config.heads_first,
             ),
@@ -191,16 +191,6 @@ def _objective(masked: MaskedModel, features: int, reference: list[Tensor], conf
     return Contrast(centre, config.contrast, frozen=masked.frozen, large_crops=large)
 
 
-def _score_rate(masked: MaskedModel, config: AdaptConfig, steps: int) -> float:
-    """The learning rate of the scores at its highest."""
-    if not config.per_tensor:
-        return config.score_lr
-    # The more layers carry a mask, the less each may change.
-    layers = max(1, sum(score.dim() > 1 for score in masked.scores.parameters()))
-    # A cosine has half its height on average, and momentum adds up to 1 / (1 - momentum) times the gradient.
-    return config.score_lr / layers * (1 - config.momentum) / (0.5 * steps)
-
-
 def _guard(
     masked: MaskedModel,
     store: ImageStore,
@@ -235,14 +225,6 @@ def _verdict(guard: Guard) -> dict[str, Any]:
     }
 
 
-def _preprocessing(masked: MaskedModel, given: Preprocessing | None, size: int | None) -> Preprocessing:
-    how = given or masked.preprocessing or IMAGENET
-    how = how if size is None else dataclasses.replace(how, size=(size, size))
-    if how.size[0] != how.size[1]:
-        raise ConfigError("views are square", expected="one size", found=how.size, todo="give a size: --size")
-    return how
-
-
 def _views(masked: MaskedModel, views: ViewsConfig, how: Preprocessing, display: Display) -> MultiCrop:
     """The views at the backbone's size; small ones in the same proportion, as far as the backbone takes that."""
     assert views.small_size is not None
@@ -252,37 +234,3 @@ def _views(masked: MaskedModel, views: ViewsConfig, how: Preprocessing, display:
         display.say(f"small views have {taken} instead of {small} pixels a side: the backbone takes no others")
         small = taken
     return MultiCrop(dataclasses.replace(views, size=size, small_size=small), how)
-
-
-def _store(images: Any, how: Preprocessing, max_bad: float, display: Display, folder: RunFolder | None) -> ImageStore:
-    opened = open_images(images)
-    try:
-        with display.decoding(len(opened)) as progress:
-            store = ImageStore(opened, side=_CACHE_SIDE * max(how.size), max_bad=max_bad, progress=progress)
-    except TooManyBadImagesError as error:
-        if folder is not None:
-            folder.write_json("bad_images.json", dict(error.bad))
-        raise
-    if folder is not None and store.bad:
-        folder.write_json("bad_images.json", dict(store.bad))
-    if len(store) < 2 or _all_alike(store):
-        raise TooFewImagesError(
-            "there is nothing to tell apart in these images",
-            expected="many different images",
-            found=f"{len(store)} image(s)" + (", all alike" if len(store) > 1 else ""),
-            todo="check the folder; a few hundred images are a good start",
-        )
-    return store
-
-
-def _all_alike(store: ImageStore) -> bool:
-    first = store[0]
-    return all(torch.equal(first, store[i]) for i in range(1, len(store)))
-
-
-def fingerprint(store: ImageStore) -> str:
-    """Tells two sets of images apart, by names and by some of their pixels."""
-    digest = hashlib.sha256(json.dumps([store.names, store.side]).encode())
-    for index in range(0, len(store), max(1, len(store) // 16)):
-        digest.update(store[index].contiguous().numpy().tobytes())
-    return digest.hexdigest()[:16]

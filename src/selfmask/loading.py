@@ -10,12 +10,14 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from .backbones import load_backbone
+from .backbones import Backbone, load_backbone
 from .errors import EmbedderError, SelfmaskError, UnknownBackboneError
+from .heads import Head, head_of
 from .maskfile import Fingerprints, Preprocessing, inspect_mask_file
 from .masking import MaskedModel
+from .supervised.tuned import load_tuned, read_about
 
-CONFIG, MASK = "config.json", "mask.smn"
+CONFIG, MASK, TUNED = "config.json", "mask.smn", "tuned.safetensors"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,6 +28,10 @@ class Embedder:
     model: nn.Module
     preprocessing: Preprocessing
     width: int
+    head: Head | None = None
+    """What was trained with the mask, or the backbone, to tell classes."""
+    is_tuned: bool = False
+    """Whether the weights were trained: it is then no frozen backbone, and has no mask."""
 
     @cached_property
     def fingerprint(self) -> str:
@@ -39,11 +45,13 @@ class Embedder:
 
 
 def load_embedder(what: str | Path, *, backbone: str | None = None, weights: Path | None = None) -> Embedder:
-    """The model that `what` stands for: a run folder, a mask file (.smn), or a backbone's name.
+    """The model that `what` stands for: a run folder, a file it holds (.smn, .safetensors), or a backbone's name.
 
     `backbone` and `weights` say what to put the mask on where the run or the file does not, or says it wrongly.
     """
     path = Path(what)
+    if path.suffix == ".safetensors" and path.is_file():
+        return _of_tuned(path, backbone, weights)
     if path.is_dir():
         return _of_run(path, backbone, weights)
     if path.suffix == ".smn" or path.is_file():
@@ -67,6 +75,8 @@ def load_embedder(what: str | Path, *, backbone: str | None = None, weights: Pat
 def _of_run(folder: Path, name: str | None, weights: Path | None) -> Embedder:
     own_name, own_weights = _backbone_of(folder)
     mask = folder / MASK
+    if (folder / TUNED).is_file():
+        return _of_tuned(folder / TUNED, name or own_name, weights or own_weights)
     if not mask.is_file():
         raise EmbedderError(
             f"the run in {folder} is not finished",
@@ -103,8 +113,29 @@ def _of_mask(file: Path, name: str | None, weights: Path | None) -> Embedder:
             f"{file} does not name the backbone it was learned on",
             todo="name it: --backbone NAME, with --weights FILE if its weights are your own",
         )
+    backbone = _load(file, name, weights)
+    model = MaskedModel.from_pretrained(backbone.model, file)
+    how = manifest.preprocessing or backbone.preprocessing
+    tensors = model.pack().head
+    head = head_of(tensors) if tensors else None
+    return Embedder(f"{backbone.name} + {file}", _ready(model), how, backbone.width, head)
+
+
+def _of_tuned(file: Path, name: str | None, weights: Path | None) -> Embedder:
+    about = read_about(file)
+    if (name := name or about.base_name) is None:
+        raise EmbedderError(
+            f"{file} does not name the backbone it was learned on",
+            todo="name it: --backbone NAME, with --weights FILE if its weights are your own",
+        )
+    backbone = _load(file, name, weights)
+    model, head = load_tuned(backbone.model, file)
+    return Embedder(f"{backbone.name} + {file}", _ready(model), about.preprocessing, backbone.width, head, True)
+
+
+def _load(file: Path, name: str, weights: Path | None) -> Backbone:
     try:
-        backbone = load_backbone(name, weights=weights)
+        return load_backbone(name, weights=weights)
     except SelfmaskError as error:
         raise EmbedderError(
             f"the backbone of {file} cannot be loaded",
@@ -112,9 +143,6 @@ def _of_mask(file: Path, name: str | None, weights: Path | None) -> Embedder:
             found=error.what,
             todo="name one on this machine: --backbone NAME, with --weights FILE if its weights are in a file",
         ) from error
-    model = MaskedModel.from_pretrained(backbone.model, file)
-    how = manifest.preprocessing or backbone.preprocessing
-    return Embedder(f"{backbone.name} + {file}", _ready(model), how, backbone.width)
 
 
 def _ready(model: nn.Module) -> nn.Module:

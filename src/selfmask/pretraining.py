@@ -13,6 +13,7 @@ from .backbones.tiny import PREPROCESSING, TinyResNet
 from .data import ImageStore, open_images
 from .data.views import MultiCrop, ViewsConfig
 from .errors import ConfigError, RunWriteError
+from .heads import LinearHead
 from .maskfile.writer import write_atomically
 from .objectives import Objective, SwAV, SwAVConfig
 from .objectives.supervised import Supervised
@@ -84,4 +85,5 @@ def _with_labels(store: ImageStore, seed: int) -> tuple[Objective, ViewsConfig]:
     views = ViewsConfig(
         size=32, large=1, small=0, large_scale=(0.4, 1), jitter=(0.3, 0.3, 0.3, 0.05), blur_p=0, grey_p=0.1
     )
-    return Supervised(256, max(store.labels) + 1, seed=seed), views
+    classes = [str(number) for number in range(max(store.labels) + 1)]
+    return Supervised(LinearHead(256, classes, seed=seed)), views

@@ -55,7 +55,7 @@ def write_mask_file(
     ).to_json()
     metadata = {"format": FORMAT, "version": VERSION, "manifest": manifest}
     metadata["sha256"] = content_hash(manifest, tensors)
-    data = _in_one_order(save(tensors, metadata))
+    data = in_one_order(save(tensors, metadata))
     _check_limits(data, mask)
     return write_atomically(Path(path), data)
 
@@ -98,7 +98,7 @@ def _check_limits(data: bytes, mask: PackedMask) -> None:
         raise ConfigError("a head of a type that mask files do not hold", expected=list(WIDTHS), found=sorted(odd))
 
 
-def _in_one_order(data: bytes) -> bytes:
+def in_one_order(data: bytes) -> bytes:
     """The same mask gives the same bytes: safetensors writes its metadata in random order."""
     end = 8 + int.from_bytes(data[:8], "little")
     header = json.dumps(json.loads(data[8:end]), sort_keys=True, separators=(",", ":")).encode()

@@ -1,4 +1,4 @@
-"""Cross-entropy with a linear head: learning from labels."""
+"""Cross-entropy: learning from labels."""
 
 from __future__ import annotations
 
@@ -8,17 +8,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..heads import Head
 from .base import Metrics, Objective
 
 
 class Supervised(Objective):
-    """The classes of a batch of (views, labels), predicted from each view."""
+    """The classes of a batch of (views, labels), predicted by the head from each view."""
 
-    def __init__(self, features: int, classes: int, *, seed: int = 0) -> None:
+    def __init__(self, head: Head) -> None:
         super().__init__()
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            self.head = nn.Linear(features, classes)
+        self.head = head
 
     def loss(self, model: nn.Module, batch: Any, progress: float) -> tuple[Tensor, Metrics]:
         views, labels = batch

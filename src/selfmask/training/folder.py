@@ -43,7 +43,7 @@ class RunFolder:
 
     @property
     def _has_work(self) -> bool:
-        names = ("checkpoints/best.pt", "checkpoints/last.pt", "mask.smn", "result.json")
+        names = ("checkpoints/best.pt", "checkpoints/last.pt", "mask.smn", "result.json", "cells")
         return any((self.path / name).exists() for name in names)
 
     def __enter__(self) -> RunFolder:

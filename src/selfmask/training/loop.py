@@ -160,7 +160,7 @@ def train(
                 state.save(done)
             if over:
                 break
-            if stop and done < config.steps:
+            if stop:  # after the last step too: whoever calls may have more to do
                 raise InterruptedRunError(
                     f"stopped after step {done} of {config.steps}; everything is saved",
                     todo="run the same command with --resume to go on from there",
