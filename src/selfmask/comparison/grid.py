@@ -1,0 +1,265 @@
+"""A grid of methods, shares of the labels and seeds, run cell by cell: what is finished is not run again."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from ..adaptation import adapt
+from ..backbones import Backbone
+from ..data import Images, label_split
+from ..embedding import embed
+from ..errors import ConfigError
+from ..evaluation import linear_probe_fit
+from ..evaluation.metrics import interval
+from ..heads import LinearHead
+from ..maskfile import Preprocessing
+from ..presets import AdaptConfig
+from ..supervised import TrainConfig, train
+from ..supervised.config import MethodName
+from ..training import Processes, open_folder
+from .display import GridDisplay
+
+CompareMethod = Literal["frozen", "mask", "self-mask", "full", "linear", "lora", "bitfit"]
+_A_PROBE = 10  # what a cell without training costs, in steps: only the estimate of time left needs to know
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CompareConfig:
+    """What is compared.
+
+    methods: "frozen" and "self-mask" are probed linearly, with the labels of the cell; all others are trained on them.
+    label_fractions, seeds: each method is run with each share of the labels and each seed, which decides which labels.
+    stratified: the same share of every class, or of all images at random.
+    preset, size, batch_size: of the runs. steps: of those with labels; adapt_steps: of those without.
+    """
+
+    methods: Sequence[CompareMethod] = get_args(CompareMethod)
+    label_fractions: Sequence[float] = (0.01, 0.05, 0.25, 1.0)
+    seeds: int = 3
+    stratified: bool = True
+    preset: str = "fast"
+    steps: int | None = None
+    adapt_steps: int | None = None
+    size: int | None = None
+    batch_size: int = 64
+
+    def __post_init__(self) -> None:
+        for method in self.methods:
+            if method not in get_args(CompareMethod):
+                raise ConfigError(f"unknown method {method!r}", expected=", ".join(get_args(CompareMethod)))
+        for share in self.label_fractions:
+            if not 0 < share <= 1:
+                raise ConfigError("no such share of the labels", expected="above 0, at most 1", found=share)
+        if not self.methods or not self.label_fractions or self.seeds < 1:
+            raise ConfigError("nothing to compare", expected="a method, a share of the labels and a seed at least")
+
+    @property
+    def cells(self) -> list[Cell]:
+        """In the order they are run: one seed of everything first, so that a first table is there soon."""
+        return [
+            Cell(method, share, seed)
+            for seed in range(self.seeds)
+            for share in sorted(set(self.label_fractions))
+            for method in dict.fromkeys(self.methods)
+        ]
+
+    def train(self, cell: Cell) -> TrainConfig:
+        return TrainConfig.preset(
+            self.preset,
+            **{"method": cell.method, "label_fraction": cell.share, "seed": cell.seed, "stratified": self.stratified},
+            **self._common(self.steps),
+        )
+
+    def adapt(self, seed: int) -> AdaptConfig:
+        return AdaptConfig.preset(self.preset, seed=seed, **self._common(self.adapt_steps))
+
+    def _common(self, steps: int | None) -> dict[str, Any]:
+        length = {} if steps is None else {"steps": steps, "epochs": None}
+        return {"size": self.size, "batch_size": self.batch_size, "track": (), **length}
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """One method with one share of the labels and one seed."""
+
+    method: str
+    share: float
+    seed: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.method}-{self.share:g}-{self.seed}"
+
+    @property
+    def is_trained(self) -> bool:
+        """With its labels; otherwise these are only probed with."""
+        return self.method in get_args(MethodName)
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """The finished cells: `results[cell]` has accuracy, bytes and seconds."""
+
+    results: Mapping[Cell, Mapping[str, Any]]
+
+    @property
+    def methods(self) -> list[str]:
+        return list(dict.fromkeys(cell.method for cell in self.results))
+
+    @property
+    def shares(self) -> list[float]:
+        return sorted({cell.share for cell in self.results})
+
+    def accuracy(self, method: str, share: float) -> tuple[float, float | None] | None:
+        """Mean over seeds, and half the width of its 95 % interval; None if no such cell is finished."""
+        found = [numbers["accuracy"] for cell, numbers in self._of(method) if cell.share == share]
+        return interval(found) if found else None
+
+    def bytes(self, method: str) -> float:
+        """What one task takes on a disk: the mean over shares and seeds."""
+        found = [float(numbers["bytes"]) for _, numbers in self._of(method)]
+        return sum(found) / len(found)
+
+    def _of(self, method: str) -> Iterator[tuple[Cell, Mapping[str, Any]]]:
+        return ((cell, numbers) for cell, numbers in self.results.items() if cell.method == method)
+
+
+def compare(
+    load: Callable[[], Backbone],
+    images: Images,
+    test: Images,
+    config: CompareConfig | None = None,
+    *,
+    out: str | Path,
+    about: Mapping[str, Any] | None = None,
+    display: GridDisplay | None = None,
+) -> Comparison:
+    """Run all cells that are not finished in `out`, and return all that are.
+
+    load: makes the backbone anew; methods change it.
+    images, test: labelled, with the same classes; test images are only ever measured with.
+    """
+    config, display = config or CompareConfig(), display or GridDisplay(None)
+    backbone = load()
+    with open_folder(Path(out), True, Processes()) as folder:
+        assert folder is not None
+        names = ("stratified", "preset", "steps", "adapt_steps", "size", "batch_size")
+        deciding = {name: getattr(config, name) for name in names}
+        folder.begin({**(about or {}), "backbone": backbone.name, "images": len(images), **deciding})
+        runner = _Runner(load, images, test, config, folder.path, display)
+        costs = {cell: runner.cost(cell) for cell in config.cells}
+        with display.grid(costs, [cell for cell in config.cells if runner.is_finished(cell)]):
+            for cell in config.cells:
+                if not runner.is_finished(cell):
+                    with display.cell(cell):
+                        runner.run(cell)
+                    gc.collect()  # models with graphs refer to themselves
+        return Comparison({cell: runner.result(cell) for cell in config.cells})
+
+
+class _Runner:
+    """Runs cells, and keeps what several of them need: vectors, and masks learned without labels."""
+
+    def __init__(
+        self,
+        load: Callable[[], Backbone],
+        images: Images,
+        test: Images,
+        config: CompareConfig,
+        folder: Path,
+        display: GridDisplay,
+    ) -> None:
+        self.load, self.images, self.test, self.config = load, images, test, config
+        self.folder, self.display = folder, display
+        self._vectors: dict[str, tuple[Tensor, Tensor, Tensor, Tensor]] = {}
+
+    def cost(self, cell: Cell) -> int:
+        if cell.is_trained:
+            return self.config.train(cell).number_of_steps(max(1, round(len(self.images) * cell.share) // 64))
+        if cell.method == "self-mask" and cell.share == min(self.config.label_fractions):
+            # Two views and the frozen backbone's are three times one view.
+            return _A_PROBE + 3 * self.config.adapt(cell.seed).number_of_steps(len(self.images) // 64)
+        return _A_PROBE
+
+    def place(self, cell: Cell) -> Path:
+        return self.folder / "cells" / cell.name
+
+    def is_finished(self, cell: Cell) -> bool:
+        return (self.place(cell) / "result.json").exists()
+
+    def result(self, cell: Cell) -> dict[str, Any]:
+        numbers: dict[str, Any] = json.loads((self.place(cell) / "result.json").read_text())
+        return numbers
+
+    def run(self, cell: Cell) -> None:
+        if cell.is_trained:
+            backbone = self.load()
+            train(
+                *(backbone.model, self.images, self.config.train(cell)),
+                test=self.test,
+                out=self.place(cell),
+                resume=True,
+                preprocessing=backbone.preprocessing,
+                about={"backbone": backbone.name},
+                display=self.display,
+            )
+            return
+        start = time.perf_counter()
+        with open_folder(self.place(cell), True, Processes()) as folder:
+            assert folder is not None
+            mask_bytes, which = 0, "frozen"
+            if cell.method == "self-mask":
+                which = f"self-mask-{cell.seed}"
+                mask_bytes = self._self_mask(which, cell.seed)
+            folder.write_json("result.json", self._probe(which, cell, mask_bytes, start))
+
+    def _self_mask(self, which: str, seed: int) -> int:
+        """Adapt to all training images without labels, or take what is there; the bytes of the mask."""
+        if which not in self._vectors:
+            backbone = self.load()
+            result = adapt(
+                *(backbone.model, self.images, self.config.adapt(seed)),
+                out=self.folder / which,
+                resume=True,
+                preprocessing=backbone.preprocessing,
+                about={"backbone": backbone.name},
+                display=self.display,
+            )
+            self._vectors[which] = self._embedded(result.model, backbone.preprocessing)
+        return (self.folder / which / "mask.smn").stat().st_size
+
+    def _embedded(self, model: nn.Module, how: Preprocessing) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        size = self.config.size
+        how = how if size is None else dataclasses.replace(how, size=(size, size))
+        found: list[Tensor] = []
+        for images in (self.images, self.test):
+            assert images.labels is not None
+            vectors, kept = embed(model, images, how)
+            found += [vectors, torch.tensor(images.labels)[kept]]
+        return found[0], found[1], found[2], found[3]
+
+    def _probe(self, which: str, cell: Cell, mask_bytes: int, start: float) -> dict[str, Any]:
+        if which not in self._vectors:
+            backbone = self.load()
+            self._vectors[which] = self._embedded(backbone.model, backbone.preprocessing)
+        vectors, labels, queries, truth = self._vectors[which]
+        chosen = label_split(labels.tolist(), cell.share, cell.seed, stratified=self.config.stratified)
+        probe = linear_probe_fit(vectors[chosen], labels[chosen])
+        right = probe.rank(queries)[:, 0] == truth
+        head = LinearHead(vectors.shape[1], [str(name) for name in probe.classes.tolist()], normalised=True)
+        head.start_from(probe.weight, probe.bias)
+        head_bytes = sum(value.numel() * value.element_size() for value in head.tensors().values())
+        return {
+            **{"method": cell.method, "labels": len(chosen), "seed": cell.seed},
+            **{"accuracy": float(right.double().mean()), "bytes": mask_bytes + head_bytes},
+            "seconds": time.perf_counter() - start,
+        }
