@@ -23,7 +23,7 @@ def show(lines: list[Line]) -> None:
     if by_part["grid"]:
         grid(by_part["grid"])
     if by_part["ablation"]:
-        ablation(by_part["demo"], by_part["ablation"], by_part["grid"])
+        ablation(by_part["demo"], by_part["ablation"])
     if by_part["reference"]:
         curve(by_part["demo"], by_part["reference"])
     correlation([line for line in lines if any("quality" in point for point in line["curve"])])
@@ -93,16 +93,14 @@ def grid(lines: list[Line]) -> None:
     print(f"The gate was right in {right} of {len(lines)} cells.\n")
 
 
-def ablation(full: list[Line], lines: list[Line], cells: list[Line]) -> None:
+def ablation(full: list[Line], lines: list[Line]) -> None:
     print("## ablation\n")
     named: dict[tuple[str, str, str], list[Line]] = defaultdict(list)
     for line in full:
         named["nothing", line["backbone"], line["images"]].append(line)
-    for line in cells:
-        if any((line["backbone"], line["images"]) == (other["backbone"], other["images"]) for other in lines):
-            named["nothing", line["backbone"], line["images"]].append(line)
     for line in lines:
-        named[line["name"], line["backbone"], line["images"]].append(line)
+        name = "nothing" if line["name"] == "fast" else line["name"]
+        named[name, line["backbone"], line["images"]].append(line)
     rows = []
     for (name, backbone, images), group in sorted(named.items(), key=lambda item: item[0][1:]):
         last = [100 * (line["curve"][-1]["knn"] - line["result"]["knn_before"]) for line in group]

@@ -19,6 +19,7 @@ from .cli.test_adapt import save_clothes
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BIN = Path(sys.executable).parent
+COMPARISON = "compare selfmask/fashion"
 
 
 def commands(page: Path) -> list[str]:
@@ -29,6 +30,8 @@ def commands(page: Path) -> list[str]:
 
 def smaller(text: str) -> str:
     text = re.sub(r"--backbone \S+", "--backbone selfmask/tiny --batch-size 8 --steps 2", text)
+    text = re.sub(r"^(selfmask compare .*)", r"\1 --adapt-steps 2", text)
+    text = text.replace('load_backbone("resnet50")', 'load_backbone("selfmask/tiny")')
     return re.sub(r"steps=\d+", "batch_size=8, steps=2", text)
 
 
@@ -40,7 +43,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/adapt.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/adapt.md", "docs/train.md"])
 def test_python_runs(place: Path, page: str) -> None:
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), flags=re.DOTALL)
     assert blocks
@@ -49,7 +52,7 @@ def test_python_runs(place: Path, page: str) -> None:
 
 
 def test_commands_run(place: Path) -> None:
-    """What takes minutes (`make`, the demo, benchmarks, pretraining) is only checked to exist; it has other tests."""
+    """What takes minutes (`make`, the demo, the comparison, benchmarks, pretraining) is only checked to exist; it has other tests."""
     found = list(dict.fromkeys(command for page in PAGES for command in commands(page)))
     assert {"make demo", "make test"} <= set(found)
     for command in found:
@@ -59,7 +62,7 @@ def test_commands_run(place: Path) -> None:
         elif program == "python":
             assert arguments[0] == "-m"
             assert (ROOT / f"{arguments[1].replace('.', '/')}.py").exists()
-        elif arguments[0] in ("demo", "pretrain") or "cifar10" in arguments:
+        elif arguments[0] in ("demo", "pretrain") or "cifar10" in arguments or COMPARISON in command:
             subprocess.run([BIN / program, arguments[0], "--help"], check=True, capture_output=True)
         else:
             done = subprocess.run([BIN / program, *arguments], cwd=place, capture_output=True, text=True)
