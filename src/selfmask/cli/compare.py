@@ -9,17 +9,11 @@ from typing import Annotated, Any, cast
 import typer
 from rich.console import Console
 
-from .train import Preset
+from .train import LabelledData, Preset
 
 
 def compare(
-    data: Annotated[
-        str,
-        typer.Argument(
-            help="Labelled images: a folder with a folder for each class, or the name of a data set.",
-            show_default=False,
-        ),
-    ],
+    data: LabelledData,
     backbone: Annotated[str, typer.Option(help="Which backbone; see `selfmask backbones`.")] = "resnet50",
     methods: Annotated[
         str, typer.Option(help="With commas: frozen, mask, self-mask, full, linear, lora, bitfit.")

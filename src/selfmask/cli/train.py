@@ -34,14 +34,16 @@ class Preset(StrEnum):
     paper = "paper"
 
 
+LabelledData = Annotated[
+    str,
+    typer.Argument(
+        help="Labelled images: a folder with a folder for each class, or the name of a data set.", show_default=False
+    ),
+]
+
+
 def train(
-    data: Annotated[
-        str,
-        typer.Argument(
-            help="Labelled images: a folder with a folder for each class, or the name of a data set.",
-            show_default=False,
-        ),
-    ],
+    data: LabelledData,
     backbone: Annotated[str, typer.Option(help="Which backbone; see `selfmask backbones`.")] = "resnet50",
     method: Annotated[
         Method, typer.Option(help="What learns: a mask, all weights, only the head, LoRA, or biases and norms.")

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
@@ -18,7 +17,7 @@ from ..evaluation.protocols import TITLES
 from ..maskfile.writer import write_atomically
 from .confusion import confusion_figure
 from .figures import DARK, LIGHT, middle_out, percent, style, svg
-from .page import plain
+from .page import template
 
 SIDES = {FROZEN: "frozen backbone", MASKED: "with the mask", TRAINED: "as trained"}
 MAX_BARS = 40
@@ -30,15 +29,7 @@ def write_evaluation(path: Path, evaluation: Evaluation, data: str) -> None:
 
 
 def render(evaluation: Evaluation, data: str) -> str:
-    environment = Environment(
-        loader=PackageLoader("selfmask", "report"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["plain"] = plain
-    return environment.get_template("evaluation.html").render(
+    return template("evaluation.html").render(
         title=f"{evaluation.name} on {data}",
         light=LIGHT,
         dark=DARK,

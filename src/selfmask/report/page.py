@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 import numpy as np
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
 from ..maskfile.writer import write_atomically
 from . import figures
@@ -78,16 +78,8 @@ def write_report(path: Path, data: ReportData) -> None:
 
 def render(data: ReportData) -> str:
     """The page as text."""
-    environment = Environment(
-        loader=PackageLoader("selfmask", "report"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["plain"] = plain
     measures, examples = list(_measures(data.result)), cards(data.neighbours)
-    return environment.get_template("template.html").render(
+    return template("template.html").render(
         title=data.title,
         light=figures.LIGHT,
         dark=figures.DARK,
@@ -114,6 +106,19 @@ def render(data: ReportData) -> str:
         result=dict(_flat({key: value for key, value in data.result.items() if key != "troubles"})),
         config=dict(_flat(data.config)),
     )
+
+
+def template(name: str) -> Template:
+    """A page's layout; whatever text gets into it stays text."""
+    environment = Environment(
+        loader=PackageLoader("selfmask", "report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["plain"] = plain
+    return environment.get_template(name)
 
 
 def _measures(result: Mapping[str, Any]) -> Iterator[Measure]:
