@@ -52,7 +52,7 @@ def test_python_runs(place: Path, page: str) -> None:
 
 
 def test_commands_run(place: Path) -> None:
-    """What takes minutes (`make`, demo, comparison, benchmarks, pretraining) is only seen to exist; it has other tests."""
+    """What takes minutes (`make`, demo, comparison, benchmarks, pretraining) is only seen to exist; others test it."""
     found = list(dict.fromkeys(command for page in PAGES for command in commands(page)))
     assert {"make demo", "make test"} <= set(found)
     for command in found:

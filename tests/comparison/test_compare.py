@@ -6,7 +6,8 @@ import dataclasses
 import json
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,13 @@ import numpy as np
 import pytest
 import torch
 from rich.console import Console
+from torch import Tensor
 
 from selfmask.backbones.loading import Backbone
 from selfmask.comparison import Cell, CompareConfig, Comparison, compare
 from selfmask.comparison.display import GridDisplay
 from selfmask.comparison.showing import as_dict, draw, markdown
-from selfmask.data import label_split
+from selfmask.data import Images, SomeImages, label_split
 from selfmask.embedding import embed
 from selfmask.errors import ConfigError, InterruptedRunError, RunMismatchError
 from selfmask.evaluation import linear_probe
@@ -125,6 +127,49 @@ def test_more_cells_can_be_added_but_no_other_settings(tmp_path: Path) -> None:
     assert all(more.results[cell] == found for cell, found in first.results.items())
     with pytest.raises(RunMismatchError, match="steps"):
         run(tmp_path, small(steps=3))
+
+
+class Watching(GridDisplay):
+    """Knows whether images are being read to learn from."""
+
+    learning = False
+
+    @contextmanager
+    def decoding(self, total: int) -> Iterator[Any]:
+        self.learning = True
+        yield None
+        self.learning = False
+
+    @contextmanager
+    def training(self, steps: int) -> Iterator[None]:
+        self.learning = True
+        yield
+        self.learning = False
+
+
+class Kept(SomeImages):
+    """Images that nobody may look at while he learns."""
+
+    def __init__(self, images: Images, display: Watching) -> None:
+        super().__init__(images, range(len(images)))
+        self.display, self.seen = display, 0
+
+    def load(self, i: int, *, near: int | None = None) -> Tensor:
+        assert not self.display.learning, "a test image is learned from"
+        self.seen += 1
+        return super().load(i, near=near)
+
+
+@pytest.mark.parametrize("preset", ["fast", "paper"])
+def test_test_images_are_never_learned_from(tmp_path: Path, preset: str) -> None:
+    """Neither by a step nor into a queue (`paper` has one): nothing that learns ever reads one."""
+    (images, test), display = clothes(100, 40), Watching(None)
+    kept = Kept(test, display)
+    config = small(seeds=1, label_fractions=(1.0,), preset=preset, methods=("frozen", "self-mask", "mask", "full"))
+    compare(backbone, images, kept, config, out=tmp_path / "run", display=display)
+    assert kept.seen
+    with pytest.raises(AssertionError, match="learned from"):  # and that this would be noticed
+        compare(backbone, kept, kept, config, out=tmp_path / "leak", display=display)
 
 
 def test_what_cannot_be_compared_is_refused() -> None:

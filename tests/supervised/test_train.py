@@ -153,6 +153,7 @@ def test_the_papers_schedule() -> None:
         {"lr": -1.0},
         {"rank": 0},
         {"method": "linear", "head": "masked"},
+        {"method": "full", "head": "masked"},
         {"steps": 3, "epochs": 2.0},
     ],
 )

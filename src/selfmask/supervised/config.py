@@ -58,6 +58,8 @@ class TrainConfig(RunConfig):
             raise ConfigError(
                 "the method linear trains nothing but a linear head", found=self.head, todo="--head linear"
             )
+        if self.head == "masked" and self.method != "mask":
+            raise ConfigError("a masked head goes with a mask", found=self.method, todo="--head linear")
 
     @property
     def rate(self) -> float:

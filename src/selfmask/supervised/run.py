@@ -210,14 +210,14 @@ def _head(config: TrainConfig, features: int, classes: list[str], frozen: _Froze
 
 
 def _groups(method: Method, head: Head, config: TrainConfig, steps: int) -> list[ParameterGroup]:
-    groups, rate, per_tensor = [], config.rate, False
-    if isinstance(method.model, MaskedModel) and config.per_tensor:
-        rate, per_tensor = score_rate(method.model, rate, config.momentum, steps), True
-    if method.parameters:
-        groups.append(ParameterGroup(method.parameters, rate, config.weight_decay, per_tensor=per_tensor))
-    if isinstance(head, MaskedHead):
-        groups.append(ParameterGroup(list(head.linear.scores.parameters()), config.rate))  # type: ignore[union-attr]
-    elif own := list(head.parameters()):
+    groups = []
+    for part in (method.model, head.linear if isinstance(head, MaskedHead) else None):
+        if isinstance(part, MaskedModel):
+            rate = score_rate(part, config.rate, config.momentum, steps) if config.per_tensor else config.rate
+            groups.append(ParameterGroup(list(part.scores.parameters()), rate, per_tensor=config.per_tensor))
+    if method.parameters and not isinstance(method.model, MaskedModel):
+        groups.append(ParameterGroup(method.parameters, config.rate, config.weight_decay))
+    if not isinstance(head, MaskedHead) and (own := list(head.parameters())):
         groups.append(ParameterGroup(own, config.head_lr, config.weight_decay))
     return groups
 
