@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import lzma
 
 import numpy as np
@@ -315,3 +316,35 @@ def test_what_encode_would_not_write_is_refused(codec: str, payload: bytes, shar
         codecs.decode(({"w": (codec, payload)}, shared), {"w": 100}, weights)
     with pytest.raises(smn.InvalidError):
         smn.decode({"w": (codec, payload)}, shared, magnitudes(weights))
+
+
+def test_what_masks_of_a_base_have_in_common_is_found_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    searches = []
+    search = codecs._class_members
+
+    def counted(weight: Tensor, borders: codecs.Borders) -> list[codecs.Positions]:
+        searches.append(borders.size)
+        return search(weight, borders)
+
+    monkeypatch.setattr(codecs, "_class_members", counted)
+    weight = torch.randn(20_000, generator=torch.Generator().manual_seed(0))
+    on = np.ones(20_000, bool)
+    on[weight.abs().numpy() > 1.5] = np.random.default_rng(0).random(int((weight.abs() > 1.5).sum())) > 0.4
+    packed = {"w": np.packbits(on)}
+    coded = codecs.encode(packed, {"w": on.size}, {"w": weight})
+    assert coded[0]["w"][0] == codecs.RICE
+    members = codecs.Members()
+    searches.clear()
+    for key, times in (("a", 1), ("a", 1), ("b", 2), (None, 3), (None, 4)):  # so often has been searched by then
+        known = {} if key is None else {"w": key}
+        found = codecs.decode(coded, {"w": on.size}, {"w": weight}, members, known)
+        assert np.array_equal(found["w"], packed["w"])
+        assert len(searches) == times
+    copied = copy.deepcopy(members)
+    codecs.decode(coded, {"w": on.size}, {"w": weight}, copied, {"w": "a"})
+    assert len(searches) == 5
+    tight = codecs.Members(room=1)  # too small for anything: slower, and as right
+    for _ in range(2):
+        found = codecs.decode(coded, {"w": on.size}, {"w": weight}, tight, {"w": "a"})
+        assert np.array_equal(found["w"], packed["w"])
+    assert not tight._kept

@@ -1,5 +1,6 @@
 """The artifact: one safe, small file per mask."""
 
+from .codecs import Members
 from .fingerprint import Fingerprints
 from .manifest import Manifest
 from .mask import Bits, PackedMask, Preprocessing, pack_bits, unpack_bits, weights_with_bits
@@ -10,6 +11,7 @@ __all__ = [
     "Bits",
     "Fingerprints",
     "Manifest",
+    "Members",
     "PackedMask",
     "Preprocessing",
     "inspect_mask_file",

@@ -13,8 +13,10 @@ operations (a range coder walks through every weight), and fits on one page of a
 from __future__ import annotations
 
 import lzma
-from collections.abc import Iterator, Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -61,15 +63,25 @@ def encode(bits: Mapping[str, Bits], sizes: Mapping[str, int], weights: Mapping[
     return min(plans, key=lambda plan: len(plan[1]) + sum(map(_length, plan[0].values())))
 
 
-def decode(coded: Coded, sizes: Mapping[str, int], weights: Mapping[str, Tensor]) -> dict[str, Bits]:
-    """The inverse of `encode`; anything that `encode` could not have written is refused."""
+def decode(
+    coded: Coded,
+    sizes: Mapping[str, int],
+    weights: Mapping[str, Tensor],
+    members: Members | None = None,
+    known: Mapping[str, str] | None = None,
+) -> dict[str, Bits]:
+    """The inverse of `encode`; anything that `encode` could not have written is refused.
+
+    `members` keeps what all masks of a base have in common, for the weights whose hash is `known`.
+    """
+    members, known = members or Members(), known or {}
     tensors, stream = coded
     shared = [name for name in sorted(tensors) if tensors[name][0] == LZMA]
     unshared = _unlzma(stream, [-(-sizes[name] // 8) for name in shared])
     bits = dict(zip(shared, unshared, strict=True))
     for name, (codec, payload) in tensors.items():
         if codec == RICE:  # one after the other: threads fight over the interpreter and over fresh memory
-            bits[name] = _unrice(payload, sizes[name], weights[name])
+            bits[name] = _unrice(payload, sizes[name], partial(members.of, known.get(name), weights[name]))
         elif codec == RAW:
             bits[name] = np.frombuffer(payload, np.uint8).copy()  # a copy can be written to
         elif codec == LZMA and payload:
@@ -77,6 +89,32 @@ def decode(coded: Coded, sizes: Mapping[str, int], weights: Mapping[str, Tensor]
     for name, packed in bits.items():
         _check_packed(packed, sizes[name])
     return bits
+
+
+class Members:
+    """Which weights are in which class of size: found once for all masks of a base that have the same borders.
+
+    Borders are quantiles of the base's weights, so most masks of a base share them. At most `room` bytes are kept.
+    """
+
+    def __init__(self, room: int = 64 << 20) -> None:
+        self._room, self._kept = room, OrderedDict[tuple[str, bytes], list[Positions]]()
+
+    def of(self, key: str | None, weight: Tensor, borders: Borders) -> list[Positions]:
+        """The members of each class but the last; `key` is a hash of the weight, None for one not to be kept."""
+        if key is None:
+            return _class_members(weight, borders)
+        place = key, borders.tobytes()
+        if place not in self._kept:
+            self._kept[place] = _class_members(weight, borders)
+        self._kept.move_to_end(place)
+        found = self._kept[place]
+        while sum(part.nbytes for parts in self._kept.values() for part in parts) > self._room:
+            self._kept.popitem(last=False)
+        return found
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self._room,)  # copies find their own
 
 
 Coded = tuple[dict[str, tuple[str, bytes]], bytes]
@@ -120,14 +158,14 @@ def _rice(packed: Bits, n: int, weight: Tensor | None, scan_bits: float) -> byte
     return b"".join([*header, *remainders, np.packbits(unary).tobytes()])
 
 
-def _unrice(payload: bytes, n: int, weight: Tensor) -> Bits:
+def _unrice(payload: bytes, n: int, members: Callable[[Borders], list[Positions]]) -> Bits:
     try:
-        return _unrice_checked(memoryview(payload), n, weight)
+        return _unrice_checked(memoryview(payload), n, members)
     except (ValueError, IndexError) as error:
         raise CorruptMaskFileError("a rice-coded mask is damaged", found=error) from error
 
 
-def _unrice_checked(payload: memoryview, n: int, weight: Tensor) -> Bits:
+def _unrice_checked(payload: memoryview, n: int, members: Callable[[Borders], list[Positions]]) -> Bits:
     number, on_is_rare = payload[0] & ~_ON_IS_RARE, bool(payload[0] & _ON_IS_RARE)
     if number > _MAX_BORDERS:
         raise ValueError(f"{number} class borders where at most {_MAX_BORDERS} are allowed")
@@ -168,58 +206,42 @@ def _unrice_checked(payload: memoryview, n: int, weight: Tensor) -> Bits:
         gaps += quotient
         gaps += 1
         rare.append(np.cumsum(gaps, dtype=np.int64) - 1)
-    return _place(rare, on_is_rare, n, weight, borders)
-
-
-def _place(rare: list[Positions], on_is_rare: bool, n: int, weight: Tensor, borders: Borders) -> Bits:
-    """Mark the rare symbols of all classes: the inverse of `_rare_in_classes`, chunk by chunk."""
-    packed = np.empty(-(-n // 8), np.uint8)
-    seen = [0] * len(rare)  # members of each class before the chunk
-    done = [0] * len(rare)  # rare symbols of each class before the chunk
-    for chunk, members in _class_members(n, weight, borders):
-        is_rare = np.zeros(chunk.stop - chunk.start, bool)
-        for i, positions in enumerate(members):
-            size = is_rare.size if positions is None else positions.size
-            upto = int(np.searchsorted(rare[i], seen[i] + size))
-            here = rare[i][done[i] : upto] - seen[i]
-            is_rare[here if positions is None else positions[here]] = True
-            seen[i], done[i] = seen[i] + size, upto
-        packed[chunk.start // 8 : -(-chunk.stop // 8)] = np.packbits(is_rare if on_is_rare else ~is_rare)
-    if done != [positions.size for positions in rare]:
-        raise ValueError("a position beyond the last weight of its class")
-    return packed
+    flags = np.full(n, not on_is_rare)
+    flags[rare[-1]] = on_is_rare
+    for positions, within in zip(members(borders), rare[:-1], strict=True):
+        flags[positions[within]] = on_is_rare
+    return np.packbits(flags)
 
 
 def _rare_in_classes(is_rare: Flags, weight: Tensor | None, borders: Borders) -> list[Positions]:
     """For each class the positions of its rare symbols, counted among its members."""
-    last = is_rare.copy()
-    flags: list[list[Flags]] = [[] for _ in borders]
-    for chunk, members in _class_members(is_rare.size, weight, borders):
-        for i, positions in enumerate(members):
-            if positions is not None:
-                flags[i].append(is_rare[chunk][positions])
-                last[chunk.start + positions] = False
-    return [*(np.flatnonzero(np.concatenate(parts)) for parts in flags), np.flatnonzero(last)]
+    last, found = is_rare.copy(), list[Positions]()
+    for positions in [] if weight is None else _class_members(weight, borders):
+        found.append(np.flatnonzero(is_rare[positions]))
+        last[positions] = False
+    return [*found, np.flatnonzero(last)]
 
 
-def _class_members(n: int, weight: Tensor | None, borders: Borders) -> Iterator[tuple[slice, list[Positions | None]]]:
-    """Walk through the weights in chunks that stay in cache, and list the members of each class in them.
+def _class_members(weight: Tensor, borders: Borders) -> list[Positions]:
+    """The positions of the weights in each class but the last.
 
     Class i, from large |w| to small, has |w| >= borders[i]. The last one takes the rest, but its positions are
-    counted among all weights (None): that costs 0.4 % in bytes and saves a third of the decoding time.
+    counted among all weights: that costs 0.4 % in bytes and saves a third of the decoding time.
     """
-    flat: npt.NDArray[np.float32] | None = None if weight is None else weight.detach().float().cpu().numpy()
-    magnitude = np.empty(min(_CHUNK, n), np.float32)  # used again: fresh pages cost more than arithmetic
-    for start in range(0, n, _CHUNK):
-        chunk = slice(start, min(start + _CHUNK, n))
-        members: list[Positions | None] = []
-        if borders.size:
-            assert flat is not None
-            large = np.abs(flat[chunk], out=magnitude[: chunk.stop - start])
-            above = [large >= border for border in borders]
-            members.append(np.flatnonzero(above[0]))
-            members += [np.flatnonzero(now > before) for before, now in pairwise(above)]
-        yield chunk, [*members, None]
+    flat: npt.NDArray[np.float32] = weight.detach().float().cpu().numpy()
+    found: list[list[Positions]] = [[] for _ in borders]
+    if not borders.size:
+        return []
+    magnitude = np.empty(min(_CHUNK, flat.size), np.float32)  # used again: fresh pages cost more than arithmetic
+    narrow = np.int32 if flat.size < 2**31 else np.int64
+    for start in range(0, flat.size, _CHUNK):  # chunks stay in the processor's cache
+        part = flat[start : start + _CHUNK]
+        large = np.abs(part, out=magnitude[: part.size])
+        above = [large >= border for border in borders]
+        inside = [above[0], *(now > before for before, now in pairwise(above))]
+        for positions, flags in zip(found, inside, strict=True):
+            positions.append((np.flatnonzero(flags) + start).astype(narrow))
+    return [np.concatenate(positions) for positions in found]
 
 
 def _choose_borders(is_rare: Flags, weight: Tensor, scan_bits: float) -> Borders:

@@ -34,11 +34,13 @@ def read_mask_file(
     fingerprints: Fingerprints,
     choose: Callable[[Mapping[str, Any], Iterable[str]], dict[str, Bits]],
     references: Iterable[PackedMask] = (),
+    members: codecs.Members | None = None,
 ) -> PackedMask:
     """Read a mask for a base with these parameters and batch-norm `buffers`.
 
     `choose` tells by config and names which weights carry a bit (packed flags; nothing where all do), and
-    `references` are the masks at hand that a relative file may refer to.
+    `references` are the masks at hand that a relative file may refer to. `members` make the next mask of the same base
+    faster to decode.
     """
     with _opened(Path(path)) as (file, manifest):
         _check_base(manifest, parameters, buffers, fingerprints)
@@ -55,7 +57,8 @@ def read_mask_file(
     reference = _reference(manifest, sizes, references)
     coded = {name: (manifest.masks[name].codec, _bytes(tensors[f"mask.{name}"])) for name in sizes}
     shared = _bytes(tensors[SHARED]) if SHARED in tensors else b""
-    bits = codecs.decode((coded, shared), sizes, weights)
+    whole = {name: parameters[name] for name in sizes if name not in chosen}
+    bits = codecs.decode((coded, shared), sizes, weights, members, fingerprints.known(whole))
     if reference is not None:
         bits = {name: same_bits(same, reference.bits[name], sizes[name]) for name, same in bits.items()}
     mask = PackedMask(

@@ -16,6 +16,7 @@ from ..errors import ConfigError, UnknownMaskError, WrongBaseError
 from ..maskfile import (
     Bits,
     Fingerprints,
+    Members,
     PackedMask,
     Preprocessing,
     pack_bits,
@@ -75,6 +76,7 @@ class MaskedModel(nn.Module):
         self._active: str | None = None
         self._disabled = False
         self._fingerprints = Fingerprints()
+        self._members = Members()
         self._converted = False  # to another type, since it was masked
         self._slots: dict[str, EffectiveWeight] = {}
         self._slots_key: object = None
@@ -464,6 +466,7 @@ class MaskedModel(nn.Module):
             fingerprints=self._fingerprints,
             choose=self._choose,
             references=(self._resolve(name) for name in self.mask_names) if reference is None else [reference],
+            members=self._members,
         )
 
     def _choose(self, config: Mapping[str, Any], names: Iterable[str]) -> dict[str, Bits]:
