@@ -1,6 +1,6 @@
 """How good is `fast`, and why: the runs behind docs/recipe.md.
 
-    python -m benchmarks.recipe PART [--log FILE]   PART: demo, grid, ablation, mnist, reference, tables
+    python -m benchmarks.recipe PART [--log FILE]   PART: demo, grid, ablation, elsewhere, reference, tables
 
 Every run is one line of FILE (docs/logs/recipe.jsonl); runs that are there are not run again. `tables` prints what
 docs/recipe.md shows, and draws its figures. The data sets are those of tools/small_sets.py, in the folder that
@@ -78,11 +78,13 @@ def runs(part: str) -> Iterator[Run]:
         for seed in SEEDS:
             for name, changes in WITHOUT.items():
                 yield Run(part, name, *DEMO, dataclasses.replace(FAST, seed=seed, **changes))
-    if part == "mnist":  # what does not help on the clothes has to show elsewhere what it is for
+    if part == "elsewhere":  # what does not help on the clothes has to show what it is for
         for seed in SEEDS:
             for name in ("fast", "kinship", "heads first"):
                 config = dataclasses.replace(FAST, seed=seed, **WITHOUT.get(name, {}))
                 yield Run("ablation", name, "selfmask/tiny", "small-mnist", config)
+        without = dataclasses.replace(FAST, **WITHOUT["kinship"])
+        yield Run("ablation", "kinship", "tf_efficientnet_lite0", "small-cifar10", without, 64)
     if part == "reference":
         assert FAST.steps is not None
         reference = AdaptConfig.preset("reference", steps=10 * FAST.steps, track=())
@@ -134,7 +136,7 @@ def read(log: Path) -> list[dict[str, Any]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=["demo", "grid", "ablation", "mnist", "reference", "tables"])
+    parser.add_argument("part", choices=["demo", "grid", "ablation", "elsewhere", "reference", "tables"])
     parser.add_argument("--log", type=Path, default=LOG)
     parser.add_argument("--only", default="", help="only runs whose backbone, images and name hold this text")
     given = parser.parse_args()

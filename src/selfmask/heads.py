@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .errors import HeadError
-from .masking import MaskConfig, get_masked_model
+from .masking import MaskConfig, MaskedModel, get_masked_model
 
 
 class Head(nn.Module, ABC):
@@ -64,9 +64,15 @@ class MaskedHead(LinearHead):
         own = MaskConfig(rule=mask.rule, mu=mask.mu, s0=mask.s0, active_share=mask.active_share, select=("weight",))
         self.linear = get_masked_model(self.linear, own)
 
+    @property
+    def masked(self) -> MaskedModel:
+        assert isinstance(self.linear, MaskedModel)
+        return self.linear
+
     def tensors(self) -> dict[str, Tensor]:
-        merged = self.linear.merge_and_unload()  # type: ignore[operator]
-        return _tensors(self.classes, weight=merged.weight, bias=merged.bias, normalised=torch.tensor(self.normalised))
+        merged = self.masked.merge_and_unload()
+        weight, bias = merged.weight, merged.bias
+        return _tensors(self.classes, weight=weight, bias=bias, normalised=torch.tensor(self.normalised))
 
 
 class TextHead(Head):

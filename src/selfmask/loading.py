@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from .backbones import Backbone, load_backbone
-from .errors import EmbedderError, SelfmaskError, UnknownBackboneError
+from .errors import EmbedderError, HeadError, SelfmaskError, UnknownBackboneError
 from .heads import Head, head_of
 from .maskfile import Fingerprints, Preprocessing, inspect_mask_file
 from .masking import MaskedModel
@@ -82,7 +82,7 @@ def _of_run(folder: Path, name: str | None, weights: Path | None) -> Embedder:
             f"the run in {folder} is not finished",
             expected=MASK,
             found="no such file in it",
-            todo=f"finish it: selfmask adapt IMAGES --out {folder} --resume",
+            todo=f"finish it: the command that began it, with --out {folder} --resume",
         )
     return _of_mask(mask, name or own_name, weights or own_weights)
 
@@ -116,8 +116,10 @@ def _of_mask(file: Path, name: str | None, weights: Path | None) -> Embedder:
     backbone = _load(file, name, weights)
     model = MaskedModel.from_pretrained(backbone.model, file)
     how = manifest.preprocessing or backbone.preprocessing
-    tensors = model.pack().head
-    head = head_of(tensors) if tensors else None
+    try:
+        head: Head | None = head_of(model.pack().head)
+    except HeadError:  # none, or one that others made for themselves: vectors do without
+        head = None
     return Embedder(f"{backbone.name} + {file}", _ready(model), how, backbone.width, head)
 
 

@@ -43,7 +43,7 @@ class RunConfig:
     def __post_init__(self) -> None:
         if self.steps is not None and self.epochs is not None:
             raise ConfigError("give steps or epochs, not both", found=f"{self.steps} steps and {self.epochs} epochs")
-        for name, least in (("steps", 1), ("batch_size", 2), ("size", 8)):
+        for name, least in (("steps", 1), ("batch_size", 2), ("size", 8), ("seed", 0)):
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ConfigError(f"{name} is out of range", expected=f"{least} or more", found=value)
@@ -76,6 +76,7 @@ def changed(presets: Any, name: str, changes: dict[str, Any]) -> Any:
     """The preset of that name, with some settings changed."""
     if name not in presets:
         raise ConfigError(f"there is no preset {name!r}", expected=" or ".join(presets))
-    if changes.get("epochs") is not None:
-        changes = {"steps": None, **changes}  # instead of the preset's own
+    for given, other in (("epochs", "steps"), ("steps", "epochs")):
+        if changes.get(given) is not None:
+            changes = {other: None, **changes}  # instead of the preset's own
     return dataclasses.replace(presets[name], **changes)

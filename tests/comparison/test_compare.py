@@ -23,9 +23,17 @@ from selfmask.comparison.display import GridDisplay
 from selfmask.comparison.showing import as_dict, draw, markdown
 from selfmask.data import Images, SomeImages, label_split
 from selfmask.embedding import embed
-from selfmask.errors import ConfigError, InterruptedRunError, RunMismatchError
+from selfmask.errors import (
+    BadImageError,
+    ConfigError,
+    InterruptedRunError,
+    LabelsError,
+    RunMismatchError,
+    TooFewImagesError,
+)
 from selfmask.evaluation import linear_probe
 from tests.supervised.small import clothes
+from tests.supervised.small import config as small_training
 from tests.training.small import HOW, network
 from tests.training.test_loop import Stopper
 
@@ -170,6 +178,67 @@ def test_test_images_are_never_learned_from(tmp_path: Path, preset: str) -> None
     assert kept.seen
     with pytest.raises(AssertionError, match="learned from"):  # and that this would be noticed
         compare(backbone, kept, kept, config, out=tmp_path / "leak", display=display)
+
+
+class OneBad(SomeImages):
+    def load(self, i: int, *, near: int | None = None) -> Tensor:
+        if i == 3:
+            raise BadImageError("cannot read", found="nothing")
+        return super().load(i, near=near)
+
+
+def test_methods_see_the_same_labels_where_an_image_cannot_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    splits: list[list[int]] = []
+
+    def noted(*arguments: Any, **options: Any) -> list[int]:
+        splits.append(label_split(*arguments, **options))
+        return splits[-1]
+
+    for module in ("comparison.grid", "supervised.run"):
+        monkeypatch.setattr(f"selfmask.{module}.label_split", noted)
+    images, test = clothes(100, 40)
+    config = small(methods=("frozen", "linear"), label_fractions=(0.5,), seeds=1)
+    found = compare(backbone, OneBad(images, range(100)), test, config, out=tmp_path)
+    assert len(splits) >= 3
+    assert all(split == splits[0] for split in splits)
+    assert len({numbers["labels"] for numbers in found.results.values()}) == 1
+
+
+def test_other_weights_or_labels_are_another_comparison(tmp_path: Path) -> None:
+    config = small(methods=("frozen",), seeds=1)
+    run(tmp_path, config)
+    images, test = clothes(100, 40)
+    images.labels = list(reversed(images.labels or []))
+    with pytest.raises(RunMismatchError, match="data"):
+        compare(backbone, images, test, config, out=tmp_path)
+    other = network()
+    with torch.no_grad():
+        next(other.parameters()).mul_(2)
+    images, test = clothes(100, 40)
+    with pytest.raises(RunMismatchError, match="base"):
+        compare(lambda: Backbone("small", other, HOW, 16), images, test, config, out=tmp_path)
+
+
+def test_what_would_stop_it_half_way_is_said_first(tmp_path: Path) -> None:
+    with pytest.raises(TooFewImagesError, match="batch"):
+        run(tmp_path, small(batch_size=90))
+    with pytest.raises(LabelsError, match="stratified"):
+        run(tmp_path, small(stratified=False, label_fractions=(0.02, 1.0)))
+    assert not (tmp_path / "cells").exists()
+
+
+def test_a_run_that_diverges_is_a_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CompareConfig, "train", lambda self, cell: dataclasses.replace(settings, method=cell.method))
+    settings = dataclasses.replace(small_training(), lr=1e30)
+    config = small(methods=("frozen", "full"), label_fractions=(1.0,), seeds=1)
+    for _ in range(2):  # and is not run again
+        found = run(tmp_path, config)
+        assert "not a number" in found.results[Cell("full", 1.0, 0)]["diverged"]
+        assert found.accuracy("full", 1.0) is None
+    assert "| full fine-tuning | - | - |" in markdown(found)
+    draw(found, tmp_path / "figure.png")
 
 
 def test_what_cannot_be_compared_is_refused() -> None:

@@ -175,3 +175,9 @@ def test_images_go_where_the_model_is(tmp_path: Path) -> None:
     model = Elsewhere()
     rows, _ = embed(model, open_images(pictures(tmp_path, 3)), HOW)
     assert (rows.device.type, model.places) == ("cpu", {"meta"})
+
+
+def test_a_head_that_others_made_is_no_reason_to_refuse_the_mask(tmp_path: Path, weights: Path) -> None:
+    masked = get_masked_model(load_backbone(NAME, weights=weights).model)
+    masked.save_pretrained(tmp_path / "a.smn", head={"fc.weight": torch.ones(2, 256)})
+    assert load_embedder(tmp_path / "a.smn", weights=weights).head is None

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from selfmask import MaskConfig, TrainConfig, open_labelled, train
 from selfmask.data import Images, SomeImages
 from selfmask.data.sources import ArrayImages
-from selfmask.errors import ConfigError, HeadError, InterruptedRunError, LabelsError, RunMismatchError
+from selfmask.errors import BadImageError, ConfigError, HeadError, InterruptedRunError, LabelsError, RunMismatchError
 from selfmask.heads import LinearHead, MaskedHead, TextHead
 from selfmask.training.schedule import cosine
 from tests.training.small import HOW, network
@@ -142,6 +142,11 @@ def test_the_papers_schedule() -> None:
     assert rates[-1] < 1e-5
     clip = TrainConfig.preset("paper", head="clip-text")
     assert (clip.rate, clip.epochs, clip.warmup, clip.mask.select) == (10, 32, 0, "paper-vit")
+    assert TrainConfig.preset("paper", head="clip-text", method="full").rate < 1  # 10 is for scores
+    short = TrainConfig.preset("paper", steps=10)
+    assert (short.steps, short.epochs) == (10, None)
+    with pytest.raises(ConfigError, match="not both"):
+        TrainConfig.preset("paper", steps=10, epochs=2.0)
 
 
 @pytest.mark.parametrize(
@@ -155,6 +160,7 @@ def test_the_papers_schedule() -> None:
         {"method": "linear", "head": "masked"},
         {"method": "full", "head": "masked"},
         {"steps": 3, "epochs": 2.0},
+        {"seed": -1},
     ],
 )
 def test_settings_that_cannot_work_are_refused(wrong: dict[str, Any]) -> None:
@@ -207,6 +213,39 @@ def test_a_head_of_other_classes_is_refused() -> None:
     head = LinearHead(16, ["cat", "dog"])
     with pytest.raises(HeadError, match="other classes"):
         train(network(), images, config(), head=head, preprocessing=HOW)
+
+
+def test_a_text_head_and_settings_that_do_not_belong_together() -> None:
+    images, _ = clothes()
+    text = TextHead(torch.randn(10, 16), 1.0, images.classes or [])
+    for settings, head in ((config(head="clip-text"), None), (config(), text)):
+        with pytest.raises(ConfigError, match="settings ask for"):
+            train(network(), images, settings, head=head, preprocessing=HOW)
+
+
+class Damaged(SomeImages):
+    """Whose images of one class cannot be read."""
+
+    def load(self, i: int, *, near: int | None = None) -> Tensor:
+        assert self.labels is not None
+        if self.labels[i] == 3:
+            raise BadImageError("cannot read", found="nothing")
+        return super().load(i, near=near)
+
+
+def test_a_class_none_of_whose_images_can_be_read_is_no_silent_loss() -> None:
+    images, test = clothes(100)
+    damaged = Damaged(images, range(100))
+    with pytest.raises(LabelsError, match="could never be predicted"):
+        train(network(), damaged, config(), test=test, preprocessing=HOW, max_bad=0.5)
+
+
+@pytest.mark.parametrize("rule", ["topk", "progressive_topk"])
+def test_a_masked_head_follows_its_rule(rule: str) -> None:
+    mask = MaskConfig(rule=rule, active_share=0.5)
+    result = run(config(head="masked", head_start="random", mask=mask, steps=10))
+    assert isinstance(result.head, MaskedHead)
+    assert result.head.masked.sparsity()["total"] == pytest.approx(0.5 if rule == "topk" else 0.55, abs=0.01)
 
 
 def write(folder: Path, names: dict[str, int]) -> None:

@@ -55,10 +55,11 @@ def evaluate(
     Example:  selfmask evaluate runs/birds --data labelled-birds/ --report birds.html
     """
     from ..evaluation.cache import FeatureCache, cache_folder
+    from ..evaluation.labels import matched
     from ..evaluation.measuring import evaluate as measure
     from ..evaluation.measuring import features_of
     from ..evaluation.parts import open_parts
-    from ..evaluation.protocols import Settings, protocols_of
+    from ..evaluation.protocols import HEAD, Settings, check_head, protocols_of
     from ..loading import load_embedder
 
     console = Console(stderr=as_json)
@@ -72,7 +73,10 @@ def evaluate(
     if not divided:
         say("not divided into train and test: a fifth of each class, always the same, tests the rest")
     embedder = load_embedder(what, backbone=backbone, weights=weights)
-    protocols = protocols_of(protocol or ("knn,linear,head" if embedder.head else "knn,linear"))
+    applies = embedder.head is not None and {*embedder.head.classes} == {*matched(train, test).classes}
+    protocols = protocols_of(protocol or ("knn,linear,head" if applies else "knn,linear"))
+    if HEAD in protocols:
+        check_head(embedder.head, matched(train, test).classes)  # before the work
     kept = FeatureCache(cache_folder(), say) if cache else None
     with progress_on(console, "embedding") as progress:
         features = features_of(

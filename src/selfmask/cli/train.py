@@ -86,11 +86,14 @@ def train(
     selfmask train birds/ --backbone open_clip/ViT-B-32 --head clip-text
     """
     from ..backbones import load_backbone
+    from ..errors import ConfigError
     from ..supervised import TrainConfig, open_labelled
     from ..supervised import train as run
     from ..training import Processes
     from ..training.display import ConsoleDisplay, QuietDisplay
 
+    if head is not HeadKind.clip_text and (classes or template):
+        raise ConfigError("class names and templates are for CLIP's texts", todo="add --head clip-text")
     given = {"steps": steps, "epochs": epochs, "lr": lr}
     config = TrainConfig.preset(
         preset.value,

@@ -4,27 +4,31 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import hashlib
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
+from safetensors.torch import save
 from torch import Tensor, nn
 
 from ..adaptation import adapt
 from ..backbones import Backbone
 from ..data import Images, label_split
 from ..embedding import embed
-from ..errors import ConfigError
+from ..errors import BadImageError, ConfigError, DivergedRunError, TooFewImagesError
 from ..evaluation import linear_probe_fit
 from ..evaluation.metrics import interval
 from ..heads import LinearHead
-from ..maskfile import Preprocessing
+from ..maskfile import Fingerprints, Preprocessing
 from ..presets import AdaptConfig
 from ..supervised import TrainConfig, train
 from ..supervised.config import MethodName
+from ..supervised.methods import need_peft
 from ..training import Processes, open_folder
 from .display import GridDisplay
 
@@ -120,17 +124,18 @@ class Comparison:
         return sorted({cell.share for cell in self.results})
 
     def accuracy(self, method: str, share: float) -> tuple[float, float | None] | None:
-        """Mean over seeds, and half the width of its 95 % interval; None if no such cell is finished."""
+        """Mean over seeds, and half the width of its 95 % interval; None if no such cell came to an end."""
         found = [numbers["accuracy"] for cell, numbers in self._of(method) if cell.share == share]
         return interval(found) if found else None
 
     def bytes(self, method: str) -> float:
         """What one task takes on a disk: the mean over shares and seeds."""
         found = [float(numbers["bytes"]) for _, numbers in self._of(method)]
-        return sum(found) / len(found)
+        return sum(found) / max(1, len(found))
 
     def _of(self, method: str) -> Iterator[tuple[Cell, Mapping[str, Any]]]:
-        return ((cell, numbers) for cell, numbers in self.results.items() if cell.method == method)
+        done = ((cell, numbers) for cell, numbers in self.results.items() if "accuracy" in numbers)
+        return ((cell, numbers) for cell, numbers in done if cell.method == method)
 
 
 def compare(
@@ -149,13 +154,17 @@ def compare(
     images, test: labelled, with the same classes; test images are only ever measured with.
     """
     config, display = config or CompareConfig(), display or GridDisplay(None)
+    if Processes().count > 1:
+        raise ConfigError("a comparison runs in one process", todo="start it without torchrun")
     backbone = load()
+    _check(config, images)
     with open_folder(Path(out), True, Processes()) as folder:
         assert folder is not None
         names = ("stratified", "preset", "steps", "adapt_steps", "size", "batch_size")
         deciding = {name: getattr(config, name) for name in names}
-        folder.begin({**(about or {}), "backbone": backbone.name, "images": len(images), **deciding})
-        runner = _Runner(load, images, test, config, folder.path, display)
+        deciding |= {"base": Fingerprints().of(backbone.model.state_dict())[:16], "data": _content(images, test)}
+        folder.begin({**(about or {}), "backbone": backbone.name, **deciding})
+        runner = _Runner(load, images, test, config, folder.path, display, (about or {}).get("weights"))
         costs = {cell: runner.cost(cell) for cell in config.cells}
         with display.grid(costs, [cell for cell in config.cells if runner.is_finished(cell)]):
             for cell in config.cells:
@@ -164,6 +173,35 @@ def compare(
                         runner.run(cell)
                     gc.collect()  # models with graphs refer to themselves
         return Comparison({cell: runner.result(cell) for cell in config.cells})
+
+
+def _check(config: CompareConfig, images: Images) -> None:
+    """What would stop the comparison half-way is said before the first cell."""
+    assert images.labels is not None
+    for share in config.label_fractions:
+        for seed in range(config.seeds):
+            label_split(images.labels, share, seed, stratified=config.stratified, classes=images.classes)
+    if "lora" in config.methods:
+        need_peft()
+    # An adaptation holds a fifth of the images out.
+    if "self-mask" in config.methods and len(images) - len(images) // 5 < config.batch_size:
+        raise TooFewImagesError(
+            "there are fewer images than a batch of self-mask holds",
+            expected=f"{config.batch_size} besides the fifth that is held out",
+            found=f"{len(images)} images",
+            todo=f"make the batch smaller: --batch-size {max(2, len(images) // 2)}",
+        )
+
+
+def _content(images: Images, test: Images) -> str:
+    """Tells two sets of labelled images apart: by names and labels of all, and by the pixels of some."""
+    digest = hashlib.sha256()
+    for part in (images, test):
+        digest.update(json.dumps([part.names, part.labels, part.classes]).encode())
+        for number in range(0, len(part), max(1, len(part) // 16)):
+            with suppress(BadImageError):
+                digest.update(part[number].contiguous().numpy().tobytes())
+    return digest.hexdigest()[:16]
 
 
 class _Runner:
@@ -177,10 +215,11 @@ class _Runner:
         config: CompareConfig,
         folder: Path,
         display: GridDisplay,
+        weights: str | None,
     ) -> None:
         self.load, self.images, self.test, self.config = load, images, test, config
-        self.folder, self.display = folder, display
-        self._vectors: dict[str, tuple[Tensor, Tensor, Tensor, Tensor]] = {}
+        self.folder, self.display, self.weights = folder, display, weights
+        self._vectors: dict[str, list[_Part]] = {}
 
     def cost(self, cell: Cell) -> int:
         if cell.is_trained:
@@ -203,15 +242,7 @@ class _Runner:
     def run(self, cell: Cell) -> None:
         if cell.is_trained:
             backbone = self.load()
-            train(
-                *(backbone.model, self.images, self.config.train(cell)),
-                test=self.test,
-                out=self.place(cell),
-                resume=True,
-                preprocessing=backbone.preprocessing,
-                about={"backbone": backbone.name},
-                display=self.display,
-            )
+            self._train(cell, backbone)
             return
         start = time.perf_counter()
         with open_folder(self.place(cell), True, Processes()) as folder:
@@ -222,6 +253,23 @@ class _Runner:
                 mask_bytes = self._self_mask(which, cell.seed)
             folder.write_json("result.json", self._probe(which, cell, mask_bytes, start))
 
+    def _train(self, cell: Cell, backbone: Backbone) -> None:
+        try:
+            train(
+                *(backbone.model, self.images, self.config.train(cell)),
+                test=self.test,
+                out=self.place(cell),
+                resume=True,
+                preprocessing=backbone.preprocessing,
+                about={"backbone": backbone.name, "weights": self.weights},
+                display=self.display,
+            )
+        except DivergedRunError as error:  # it would again: a result, too, if a poor one
+            with open_folder(self.place(cell), True, Processes()) as folder:
+                assert folder is not None
+                folder.write_json("result.json", {"method": cell.method, "diverged": error.what})
+            self.display.say(f"{cell.name}: {error.what}")
+
     def _self_mask(self, which: str, seed: int) -> int:
         """Adapt to all training images without labels, or take what is there; the bytes of the mask."""
         if which not in self._vectors:
@@ -231,35 +279,46 @@ class _Runner:
                 out=self.folder / which,
                 resume=True,
                 preprocessing=backbone.preprocessing,
-                about={"backbone": backbone.name},
+                about={"backbone": backbone.name, "weights": self.weights},
                 display=self.display,
             )
             self._vectors[which] = self._embedded(result.model, backbone.preprocessing)
         return (self.folder / which / "mask.smn").stat().st_size
 
-    def _embedded(self, model: nn.Module, how: Preprocessing) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def _embedded(self, model: nn.Module, how: Preprocessing) -> list[_Part]:
         size = self.config.size
         how = how if size is None else dataclasses.replace(how, size=(size, size))
-        found: list[Tensor] = []
+        found = []
         for images in (self.images, self.test):
             assert images.labels is not None
-            vectors, kept = embed(model, images, how)
-            found += [vectors, torch.tensor(images.labels)[kept]]
-        return found[0], found[1], found[2], found[3]
+            vectors, kept = embed(model.to(Processes().device), images, how)
+            found.append(_Part(vectors, torch.tensor(images.labels)[kept], kept))
+        return found
 
     def _probe(self, which: str, cell: Cell, mask_bytes: int, start: float) -> dict[str, Any]:
         if which not in self._vectors:
             backbone = self.load()
             self._vectors[which] = self._embedded(backbone.model, backbone.preprocessing)
-        vectors, labels, queries, truth = self._vectors[which]
-        chosen = label_split(labels.tolist(), cell.share, cell.seed, stratified=self.config.stratified)
-        probe = linear_probe_fit(vectors[chosen], labels[chosen])
-        right = probe.rank(queries)[:, 0] == truth
-        head = LinearHead(vectors.shape[1], [str(name) for name in probe.classes.tolist()], normalised=True)
-        head.start_from(probe.weight, probe.bias)
-        head_bytes = sum(value.numel() * value.element_size() for value in head.tensors().values())
+        train, test = self._vectors[which]
+        # Of all labels, those of unreadable images included: every method is to see the same.
+        split = label_split(self.images.labels or [], cell.share, cell.seed, stratified=self.config.stratified)
+        wanted = set(split)
+        chosen = [row for row, number in enumerate(train.numbers) if number in wanted]
+        probe = linear_probe_fit(train.vectors[chosen], train.labels[chosen])
+        right = probe.rank(test.vectors)[:, 0] == test.labels
+        classes = self.images.classes or [str(name) for name in probe.classes.tolist()]
+        head = LinearHead(train.vectors.shape[1], classes, normalised=True)
         return {
             **{"method": cell.method, "labels": len(chosen), "seed": cell.seed},
-            **{"accuracy": float(right.double().mean()), "bytes": mask_bytes + head_bytes},
+            # What such a head takes as a file, in the same 16 bits as those of other methods.
+            **{"accuracy": float(right.double().mean()), "bytes": mask_bytes + len(save(head.tensors()))},
             "seconds": time.perf_counter() - start,
         }
+
+
+class _Part(NamedTuple):
+    """Vectors of images, with the labels of those images and their numbers."""
+
+    vectors: Tensor
+    labels: Tensor
+    numbers: list[int]

@@ -21,7 +21,7 @@ def rows(comparison: Comparison) -> list[list[str]]:
     return [
         [
             LABELS[method],
-            f"{comparison.bytes(method):,.0f}",
+            f"{comparison.bytes(method):,.0f}" if comparison.bytes(method) else "-",
             *(_accuracy(comparison.accuracy(method, share)) for share in comparison.shares),
         ]
         for method in comparison.methods
@@ -71,6 +71,8 @@ def draw(comparison: Comparison, path: Path) -> None:
         colour, mark = f"C{number}", _MARKS[number % len(_MARKS)]
         found = [(share, comparison.accuracy(method, share)) for share in comparison.shares]
         known = [(share, *numbers) for share, numbers in found if numbers is not None]
+        if not known:  # all its runs diverged
+            continue
         shares, means, widths = zip(*known, strict=True)
         errors = [100 * (width or 0.0) for width in widths]
         means = tuple(100 * mean for mean in means)
@@ -94,4 +96,4 @@ def _accuracy(numbers: tuple[float, float | None] | None) -> str:
     if numbers is None:
         return "-"
     mean, width = numbers
-    return f"{100 * mean:.1f}" + ("" if width is None else f" ± {100 * width:.1f}")
+    return f"{100 * mean:.1f}" + (f" ± {100 * width:.1f}" if width else "")  # of all labels there is one choice only

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..heads import Head
+from ..heads import Head, MaskedHead
 from .base import Metrics, Objective
 
 
@@ -21,6 +21,8 @@ class Supervised(Objective):
 
     def loss(self, model: nn.Module, batch: Any, progress: float) -> tuple[Tensor, Metrics]:
         views, labels = batch
+        if isinstance(self.head, MaskedHead):
+            self.head.masked.progress = progress
         logits = torch.stack([self.head(model(view)) for view in views]).float()  # [views, images, classes]
         losses = [F.cross_entropy(of_view, labels) for of_view in logits]
         right = (logits.detach().argmax(2) == labels).float().mean()

@@ -63,24 +63,29 @@ class TrainConfig(RunConfig):
 
     @property
     def rate(self) -> float:
-        """The learning rate of what the method trains."""
-        return _RATES[self.per_tensor][self.method] if self.lr is None else self.lr
+        """The learning rate of what the method trains; with the method linear, that is the head."""
+        if self.lr is not None:
+            return self.lr
+        if self.method == "linear":
+            return self.head_lr
+        if self.head == "clip-text" and self.method == "mask" and not self.per_tensor:
+            return _CLIP_RATE
+        return _RATES[self.per_tensor][self.method]
 
     @staticmethod
     def preset(name: str, **changes: Any) -> TrainConfig:
         """A preset, with some settings changed: `TrainConfig.preset("fast", method="full")`."""
-        if name == "paper" and changes.get("head") == "clip-text":
-            name = "paper, CLIP"
-        config: TrainConfig = changed(PRESETS, name, changes)
+        config: TrainConfig = changed(_PAPER_CLIP if changes.get("head") == "clip-text" else PRESETS, name, changes)
         return config
 
 
 # By whether `per_tensor` is set, which masks alone use: a distance in the whole run, and not a rate, is given there.
 _RATES: Mapping[bool, Mapping[str, float]] = {
-    False: {"mask": 50.0, "full": 0.15, "linear": 0.15, "lora": 0.1, "bitfit": 0.1},
-    True: {"mask": 60.0, "full": 0.01, "linear": 0.01, "lora": 0.02, "bitfit": 0.1},
+    False: {"mask": 50.0, "full": 0.15, "lora": 0.1, "bitfit": 0.1},
+    True: {"mask": 60.0, "full": 0.01, "lora": 0.02, "bitfit": 0.1},
 }
 
+_CLIP_RATE = 10.0  # of the paper's masks of CLIP
 _PAPER_VIEWS = dataclasses.replace(ONE_VIEW, large_scale=(1.0, 1.0), jitter=(0.4, 0.4, 0.4, 0.4), solarise_p=0.2)
 
 PRESETS: Mapping[str, TrainConfig] = {
@@ -97,5 +102,8 @@ PRESETS: Mapping[str, TrainConfig] = {
         mask=MaskConfig(norm="anchored"),
     ),
     "paper": TrainConfig(epochs=150, warmup=40 / 150, views=_PAPER_VIEWS, head_lr=0.15),
-    "paper, CLIP": TrainConfig(epochs=32, lr=10.0, views=_PAPER_VIEWS, mask=MaskConfig(select="paper-vit")),
+}
+_PAPER_CLIP = {
+    **PRESETS,
+    "paper": TrainConfig(epochs=32, views=_PAPER_VIEWS, mask=MaskConfig(select="paper-vit")),
 }

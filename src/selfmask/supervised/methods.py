@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Sequence
+from importlib.util import find_spec
 
 import torch
 from torch import Tensor, nn
@@ -105,12 +106,16 @@ def _outer(layer: str) -> list[str]:
     return [".".join(parts[:i]) for i in range(1, len(parts))]
 
 
+def need_peft() -> None:
+    if find_spec("peft") is None:
+        raise MissingExtraError("peft is not installed", todo='pip install "selfmask[lora]"')
+
+
 def add_lora(model: nn.Module, targets: Sequence[str], rank: int) -> None:
     """Put low-rank matrices beside the weights of these layers, in place; only they are trainable."""
-    try:
-        from peft import LoraConfig, inject_adapter_in_model
-    except ImportError as error:
-        raise MissingExtraError("peft is not installed", found=error, todo='pip install "selfmask[lora]"') from error
+    need_peft()
+    from peft import LoraConfig, inject_adapter_in_model
+
     pattern = "|".join(map(re.escape, targets))  # as one expression: names in a list would match by their ends
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)

@@ -18,11 +18,12 @@ from torch import Tensor, nn
 from ..data import Images, SomeImages, label_split
 from ..data.views import MultiCrop
 from ..embedding import embed
-from ..errors import HeadError, InterruptedRunError, LabelsError
+from ..errors import ConfigError, HeadError, InterruptedRunError, LabelsError
 from ..evaluation import linear_probe_fit
+from ..evaluation.labels import check_left
 from ..evaluation.metrics import score
 from ..fitting import features_of
-from ..heads import Head, LinearHead, MaskedHead, head_of
+from ..heads import Head, LinearHead, MaskedHead, TextHead, head_of
 from ..maskfile import Preprocessing
 from ..masking import MaskedModel
 from ..objectives.supervised import Supervised
@@ -81,8 +82,8 @@ def train(
     classes = _classes(images, test)
     if head is not None and head.classes != classes:
         raise HeadError("the head is made for other classes", expected=classes, found=head.classes)
-    numbers_of = label_split(images.labels or [], config.label_fraction, config.seed, stratified=config.stratified)
-    chosen = SomeImages(images, numbers_of)
+    _check_head(config, head)
+    chosen = chosen_images(images, config, classes)
     processes, display, start = Processes(), display or QuietDisplay(), time.perf_counter()
     own_name, own_how = Preprocessing.of_model(model)
     how = preprocessing_for(own_how, preprocessing, config.size)
@@ -93,6 +94,7 @@ def train(
         open_folder(Path(place), resume, processes) as folder,
         Trackers(config.track, Path(place) if folder else None) as trackers,
     ):
+        features = features_of(model, how.size[0])
         store = store_of(chosen, how, max_bad, display, folder)
         written = about_run(config, model, name, how)
         deciding = {
@@ -101,9 +103,10 @@ def train(
             **{"labels": len(store), "classes": classes, "train": config.to_dict()},
         }
         processes.from_main(lambda: folder.begin(deciding) if folder else None)
-        frozen = _Frozen(model, how, chosen, test, head)
+        frozen = _Frozen(model, how, chosen, test, classes, head)
         if head is None:
-            head = _head(config, features_of(model, how.size[0]), classes, frozen)
+            # One for all processes: their solvers may end a bit apart.
+            head = processes.from_main(lambda: _head(config, features, classes, frozen))
         base_bytes = sum(4 * parameter.numel() for parameter in model.parameters())
         method = prepare(model, config)
         if isinstance(method.model, MaskedModel):
@@ -113,7 +116,7 @@ def train(
         views = MultiCrop(dataclasses.replace(config.views, size=how.size[0], small_size=None), how)
         batches = Steps(
             *(store, views),
-            batch_size=min(config.batch_size, len(store)),  # a few labels may be fewer than a batch
+            batch_size=_batch_size(config, len(store), processes),
             seed=config.seed,
             processes=processes,
             with_labels=True,
@@ -139,11 +142,11 @@ def train(
         result, log = {}, list[dict[str, Any]]()
         if folder is not None:
             if (result := folder.result or {}) == {}:
-                numbers: dict[str, Any] = {"method": config.method, "head": config.head, "steps": steps}
+                numbers: dict[str, Any] = {"method": config.method, "head": _kind(head), "steps": steps}
                 numbers |= {
                     "seed": config.seed,
                     "base_bytes": base_bytes,
-                    "labels": len(chosen),
+                    "labels": len(frozen.labels),
                     "classes": len(classes),
                     **frozen.numbers,
                 }
@@ -176,17 +179,57 @@ def _classes(images: Images, test: Images | None) -> list[str]:
     return images.classes or [str(number) for number in range(max(images.labels) + 1)]
 
 
+def chosen_images(images: Images, config: TrainConfig, classes: Sequence[str]) -> Images:
+    """The images whose labels may be learned from."""
+    how = {"stratified": config.stratified, "classes": classes}
+    return SomeImages(images, label_split(images.labels or [], config.label_fraction, config.seed, **how))  # type: ignore[arg-type]
+
+
+def _kind(head: Head) -> str:
+    return "clip-text" if isinstance(head, TextHead) else "masked" if isinstance(head, MaskedHead) else "linear"
+
+
+def _check_head(config: TrainConfig, head: Head | None) -> None:
+    if (config.head == "clip-text") != isinstance(head, TextHead):
+        raise ConfigError(
+            "the head is not the one that the settings ask for",
+            expected=config.head,
+            found="none" if head is None else type(head).__name__,
+            todo="give head=TextHead(...) together with head='clip-text' in the settings",
+        )
+
+
+def _batch_size(config: TrainConfig, images: int, processes: Processes) -> int:
+    """That of the settings, or less where there are few labels; processes and parts share it out evenly."""
+    parts = processes.count * config.accumulate
+    return config.batch_size if images >= config.batch_size else max(parts, images // parts * parts)
+
+
 class _Frozen:
     """The frozen backbone on the images of the run: its vectors, and how good it is before any training."""
 
-    def __init__(self, model: nn.Module, how: Preprocessing, chosen: Images, test: Images | None, head: Head | None):
+    def __init__(
+        self,
+        model: nn.Module,
+        how: Preprocessing,
+        chosen: Images,
+        test: Images | None,
+        classes: Sequence[str],
+        head: Head | None,
+    ) -> None:
         self.numbers: dict[str, float] = {}
         vectors, self.labels = _vectors(model, chosen, how)
+        tested = [] if test is None else test.labels or []
+        check_left(set(self.labels.tolist()), set(tested), classes)
         # From the same labels: a probe of the frozen backbone, or what a head knows without any training.
         self.probe = None if head is not None else linear_probe_fit(vectors, self.labels)
         if test is not None:
             queries, truth = _vectors(model, test, how)
-            ranked = self.probe.rank(queries) if self.probe is not None else head.to(queries.device).ranked(queries)  # type: ignore[union-attr]
+            if self.probe is not None:
+                ranked = self.probe.rank(queries)
+            else:
+                assert head is not None
+                ranked = head.ranked(queries)
             self.numbers = {"accuracy_before": float((ranked[:, 0].cpu() == truth).double().mean())}
 
 
@@ -211,14 +254,15 @@ def _head(config: TrainConfig, features: int, classes: list[str], frozen: _Froze
 
 def _groups(method: Method, head: Head, config: TrainConfig, steps: int) -> list[ParameterGroup]:
     groups = []
-    for part in (method.model, head.linear if isinstance(head, MaskedHead) else None):
+    for part in (method.model, head.masked if isinstance(head, MaskedHead) else None):
         if isinstance(part, MaskedModel):
             rate = score_rate(part, config.rate, config.momentum, steps) if config.per_tensor else config.rate
             groups.append(ParameterGroup(list(part.scores.parameters()), rate, per_tensor=config.per_tensor))
     if method.parameters and not isinstance(method.model, MaskedModel):
         groups.append(ParameterGroup(method.parameters, config.rate, config.weight_decay))
     if not isinstance(head, MaskedHead) and (own := list(head.parameters())):
-        groups.append(ParameterGroup(own, config.head_lr, config.weight_decay))
+        rate = config.rate if config.method == "linear" else config.head_lr
+        groups.append(ParameterGroup(own, rate, config.weight_decay))
     return groups
 
 

@@ -163,7 +163,7 @@ def train(
             if stop:  # after the last step too: whoever calls may have more to do
                 raise InterruptedRunError(
                     f"stopped after step {done} of {config.steps}; everything is saved",
-                    todo="run the same command with --resume to go on from there",
+                    todo="run the same command again to go on from there (`adapt` and `train`: with --resume)",
                 )
     if isinstance(model, MaskedModel):
         model.progress = 1.0
