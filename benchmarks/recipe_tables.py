@@ -130,12 +130,12 @@ def curve(fast: list[Line], reference: list[Line]) -> None:
         label = "fast, three seeds" if number == 0 else None if of_fast else "reference"
         axes.plot(steps, values, color="#24618f" if of_fast else "#8a5a12", marker=".", label=label)
     axes.axhline(fast[0]["result"]["knn_before"], color="#646b73", linewidth=0.8, linestyle="--", label="frozen")
-    axes.set(xlabel="step", ylabel="k-NN accuracy", xscale="symlog")
+    axes.set(xlabel="step", ylabel="k-NN accuracy")
     axes.legend(frameon=False)
     figure.savefig(FIGURES / "recipe-steps.png", dpi=120)
     best = max(point["knn"] for line in reference for point in line["curve"])
     steps = reference[0]["curve"][-1]["step"]
-    print(f"reference: best k-NN in {steps} steps {best:.4f}, frozen {fast[0]['result']['knn_before']:.4f}; ")
+    print(f"reference: best k-NN in {steps} steps {best:.4f}, frozen {fast[0]['result']['knn_before']:.4f};")
     print(f"fast: {', '.join(format(line['result']['knn_after'], '.4f') for line in fast)}\n")
 
 

@@ -211,7 +211,7 @@ def test_other_weights_or_labels_are_another_comparison(tmp_path: Path) -> None:
     run(tmp_path, config)
     images, test = clothes(100, 40)
     images.labels = list(reversed(images.labels or []))
-    with pytest.raises(RunMismatchError, match="data"):
+    with pytest.raises(RunMismatchError, match="content"):
         compare(backbone, images, test, config, out=tmp_path)
     other = network()
     with torch.no_grad():

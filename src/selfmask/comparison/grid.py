@@ -162,7 +162,7 @@ def compare(
         assert folder is not None
         names = ("stratified", "preset", "steps", "adapt_steps", "size", "batch_size")
         deciding = {name: getattr(config, name) for name in names}
-        deciding |= {"base": Fingerprints().of(backbone.model.state_dict())[:16], "data": _content(images, test)}
+        deciding |= {"base": Fingerprints().of(backbone.model.state_dict())[:16], "content": _content(images, test)}
         folder.begin({**(about or {}), "backbone": backbone.name, **deciding})
         runner = _Runner(load, images, test, config, folder.path, display, (about or {}).get("weights"))
         costs = {cell: runner.cost(cell) for cell in config.cells}
