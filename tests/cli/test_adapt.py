@@ -55,9 +55,9 @@ def test_adapt_leaves_a_mask_that_embed_and_evaluate_use(place: Path) -> None:
     assert vectors.shape == (60, 256)
     done = run(place, "evaluate", "runs/photos/mask.smn", "--data", "photos", "--json")
     assert done.returncode == 0, done.stderr
-    numbers = json.loads(done.stdout)
-    assert 0.3 < numbers["knn_before"] <= 1
-    assert numbers["knn_after"] == numbers["knn_before"]  # the mask is the identity
+    sides = json.loads(done.stdout)["results"]["knn"]
+    assert 0.3 < sides["frozen"]["top1"] <= 1
+    assert sides["mask"] == sides["frozen"]  # the mask is the identity
 
 
 def test_a_mask_that_is_kept_is_a_success(place: Path) -> None:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.cli.inside import selfmask
 from tests.cli.test_adapt import save_clothes
 from tests.clips import small_open_clip, small_transformers
 
@@ -18,11 +17,6 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("photos")
     save_clothes(folder, 60)
     return folder
-
-
-def selfmask(*words: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "selfmask", *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 TINY = ("--backbone", "selfmask/tiny", "--steps", "2", "--batch-size", "8")

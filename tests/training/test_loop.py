@@ -96,6 +96,7 @@ def test_it_does_what_a_plain_loop_does() -> None:
 
 def test_accumulating_gradients_adds_them_up() -> None:
     """With a loss that is a mean over images, parts of a batch give the gradient of the whole."""
+    from selfmask.heads import LinearHead
     from selfmask.objectives.supervised import Supervised
 
     weights = []
@@ -103,7 +104,7 @@ def test_accumulating_gradients_adds_them_up() -> None:
         store, processes = ImageStore(open_images(Clothes()), side=32), Processes()
         views = MultiCrop(config().views, HOW)
         batches = Steps(store, views, batch_size=8, seed=0, processes=processes, with_labels=True)
-        model, objective = network(norm=False), Supervised(16, 10)
+        model, objective = network(norm=False), Supervised(LinearHead(16, [str(i) for i in range(10)]))
         groups = [ParameterGroup([*model.parameters(), *objective.parameters()], 0.1)]
         train(model, objective, groups, batches, LoopConfig(steps=4, accumulate=accumulate), None, processes)
         weights.append(model[0].weight)
@@ -130,8 +131,13 @@ def test_ctrl_c_saves_and_the_resumed_run_ends_in_the_same_bits(tmp_path: Path, 
     assert [line["step"] for line in resumed.log] == list(range(1, 13))
 
 
-def test_ctrl_c_at_the_last_step_finishes(tmp_path: Path) -> None:
-    assert run(tmp_path / "run", display=Stopper(12)).result["steps"] == 12
+def test_ctrl_c_at_the_last_step_is_no_less_a_stop(tmp_path: Path) -> None:
+    """Whoever runs many after each other would have to press it again."""
+    run(tmp_path / "whole")
+    with pytest.raises(InterruptedRunError, match="after step 12 of 12"):
+        run(tmp_path / "cut", display=Stopper(12))
+    assert run(tmp_path / "cut", resume=True).result["steps"] == 12
+    assert same(tmp_path / "whole", tmp_path / "cut")
 
 
 def test_a_crash_between_checkpoints_goes_back_to_the_last_one(tmp_path: Path) -> None:
