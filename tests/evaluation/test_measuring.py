@@ -11,12 +11,13 @@ from selfmask import MaskConfig, get_masked_model
 from selfmask.data import Images, open_images
 from selfmask.data.sources import ArrayImages
 from selfmask.data.splits import label_split
-from selfmask.errors import EvaluationError, LabelsError
-from selfmask.evaluation import knn_accuracy, linear_probe
+from selfmask.errors import EvaluationError, HeadError, LabelsError
+from selfmask.evaluation import knn_accuracy, linear_probe, linear_probe_fit
 from selfmask.evaluation.inputs import Told
 from selfmask.evaluation.measuring import Evaluation, Features, evaluate, features_of, label_splits
 from selfmask.evaluation.parts import open_parts
 from selfmask.evaluation.protocols import PROTOCOLS, Prediction, Settings, Task, protocols_of
+from selfmask.heads import LinearHead
 from selfmask.loading import Embedder
 from selfmask.report.evaluation import render
 
@@ -226,3 +227,23 @@ def test_evaluations_are_plain_data(clothes: Features) -> None:
     plain = found.as_dict()
     assert plain["results"]["knn"]["mask"]["top1"] == found.results["knn"]["mask"].top1
     assert plain["settings"]["k"] == 200
+
+
+def test_a_head_is_asked_by_the_names_of_classes_and_not_by_their_order(clothes: Features) -> None:
+    probe = linear_probe_fit(clothes.train["mask"], clothes.labels)
+    tops = []
+    for order in (list(range(10)), [3, 1, 4, 0, 5, 9, 2, 6, 8, 7]):
+        head = LinearHead(256, [clothes.classes[i] for i in order], normalised=True)
+        head.start_from(probe.weight[order], probe.bias[order])
+        (side,) = (
+            evaluate("tiny", dataclasses.replace(clothes, head=head), ["head"], Settings()).results["head"].values()
+        )
+        tops.append(side.top1)
+    linear = evaluate("tiny", clothes, ["linear"], Settings()).results["linear"]["mask"].top1
+    assert tops == [linear, linear]
+
+
+def test_a_head_that_is_missing_or_of_other_classes_is_refused(clothes: Features) -> None:
+    for head in (None, LinearHead(256, clothes.classes[:-1]), LinearHead(256, [*clothes.classes[:-1], "cat"])):
+        with pytest.raises(HeadError):
+            evaluate("tiny", dataclasses.replace(clothes, head=head), ["head"], Settings())

@@ -348,3 +348,16 @@ def test_what_masks_of_a_base_have_in_common_is_found_once(monkeypatch: pytest.M
         found = codecs.decode(coded, {"w": on.size}, {"w": weight}, tight, {"w": "a"})
         assert np.array_equal(found["w"], packed["w"])
     assert not tight._kept
+
+
+def test_masks_with_other_borders_find_other_members() -> None:
+    weight = torch.randn(20_000, generator=torch.Generator().manual_seed(0))
+    size, chance, members = weight.abs().numpy(), np.random.default_rng(0), codecs.Members()
+    payloads = set()
+    for border in (1.0, 2.0, 1.0):
+        on = ~((size > border) & (chance.random(size.size) < 0.4))
+        coded = codecs.encode({"w": np.packbits(on)}, {"w": on.size}, {"w": weight})
+        payloads.add(coded[0]["w"][1][:7])  # the number of borders, and the borders
+        found = codecs.decode(coded, {"w": on.size}, {"w": weight}, members, {"w": "a"})
+        assert np.array_equal(found["w"], np.packbits(on))
+    assert len(payloads) > 1
