@@ -87,7 +87,7 @@ class CompareConfig:
         return AdaptConfig.preset(self.preset, seed=seed, **self._common(self.adapt_steps))
 
     def _common(self, steps: int | None) -> dict[str, Any]:
-        length = {} if steps is None else {"steps": steps, "epochs": None}
+        length = {} if steps is None else {"steps": steps}
         return {"size": self.size, "batch_size": self.batch_size, "track": (), **length}
 
 
