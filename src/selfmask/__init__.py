@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .adaptation import AdaptResult, adapt
+    from .cascade import Cascade, CascadeConfig
     from .masking import MaskConfig, MaskedModel, get_masked_model
     from .presets import AdaptConfig
     from .supervised import TrainConfig, TrainResult, open_labelled, train
@@ -13,6 +14,8 @@ __version__ = "0.1.0"
 __all__ = [
     "AdaptConfig",
     "AdaptResult",
+    "Cascade",
+    "CascadeConfig",
     "MaskConfig",
     "MaskedModel",
     "TrainConfig",
@@ -25,6 +28,7 @@ __all__ = [
 
 _HOME = {
     **{"AdaptConfig": "presets", "AdaptResult": "adaptation", "adapt": "adaptation"},
+    **dict.fromkeys(("Cascade", "CascadeConfig"), "cascade"),
     **dict.fromkeys(("MaskConfig", "MaskedModel", "get_masked_model"), "masking"),
     **dict.fromkeys(("TrainConfig", "TrainResult", "open_labelled", "train"), "supervised"),
 }

@@ -28,6 +28,7 @@ from .outcome import Labelled, check_labels, finish
 from .preparing import fingerprint, preprocessing_for, score_rate, store_of
 from .presets import AdaptConfig
 from .quality import Quality
+from .starting import Start
 from .training import Guard, ParameterGroup, Processes, Steps, open_folder, train
 from .training.display import Display, QuietDisplay
 from .training.seeds import derive, generator
@@ -49,7 +50,7 @@ class AdaptResult:
     def helped(self) -> bool | None:
         """Whether the representation got better, as far as can be told without labels; None if it was not measured.
 
-        If not, the mask is the identity: the model is the frozen backbone.
+        If not, the mask is the one that the run began with: the identity, which is the frozen backbone, or `start`.
         """
         return None if "kept" not in self.result else self.result["kept"] == "mask"
 
@@ -70,6 +71,8 @@ def adapt(
     about: Mapping[str, Any] | None = None,
     max_bad: float = 0.05,
     labelled: Labelled | None = None,
+    start: Start | None = None,
+    report: bool = True,
     display: Display | None = None,
     watch: Callable[[MaskedModel, Mapping[str, Any]], None] | None = None,
 ) -> AdaptResult:
@@ -86,14 +89,17 @@ def adapt(
     about: what the run folder should say of the backbone: its name, its weights.
     max_bad: share of images that may fail to decode.
     labelled: images to measure with at the end, before and after.
+    start: where to begin, if not with all weights on; the gate then falls back to that.
+    report: whether to write report.html.
     watch: called with the model and each line of the log, to look at more than that.
     """
     config = config or AdaptConfig.preset("fast")
     config.loop(1)  # what cannot work is said before the work
     check_labels(labelled)
-    processes, display, start = Processes(), display or QuietDisplay(), time.perf_counter()
-    masked = get_masked_model(model, config.mask)
-    if config.gate and masked.sparsity()["total"] < 1:
+    processes, display, began = Processes(), display or QuietDisplay(), time.perf_counter()
+    masked = get_masked_model(model, config.mask) if start is None else start.begin(model)
+    config = dataclasses.replace(config, mask=masked.config)  # a start brings its own
+    if config.gate and start is None and masked.sparsity()["total"] < 1:
         raise ConfigError(
             "the gate needs a mask that begins with all weights on: that is what it falls back to",
             found=f"{masked.sparsity()['total']:.1%} of the weights on",
@@ -112,7 +118,7 @@ def adapt(
         Trackers(config.track, Path(place) if folder else None) as trackers,
     ):
         store = store_of(images, how, max_bad, display, folder)
-        held, trained = _held_out(len(store), config)
+        held, trained = held_out(len(store), config)
         batches = Steps(
             store, views, batch_size=config.batch_size, seed=config.seed, processes=processes, among=trained
         )
@@ -121,6 +127,7 @@ def adapt(
             **{"backbone": masked.base_name, "weights": None, "size": how.size[0], **(about or {})},
             **{"base": masked.pack().fingerprint[:16], "data": fingerprint(store), "steps": steps},
             **{"processes": processes.count, "adapt": config.to_dict()},
+            **({} if start is None else {"start": masked.pack().sha256[:16]}),
         }
         processes.from_main(lambda: folder.begin(deciding) if folder else None)
         needed = config.mask.norm == "anchored" or config.objective == "contrast"
@@ -128,6 +135,8 @@ def adapt(
         if config.mask.norm == "anchored":
             masked.anchor(reference)
         objective = _objective(masked, features, reference, config).to(processes.device)
+        if start is not None and not start.heads(objective):
+            display.say("the heads begin anew: none are known that fit")
         rate = config.score_lr
         if config.per_tensor:
             rate = score_rate(masked, config.score_lr, config.momentum, steps)
@@ -154,20 +163,21 @@ def adapt(
             raise InterruptedRunError("stopped, and nothing is kept", todo="give a run folder: out=") from error
         if config.mask.norm == "anchored" and guard is None:  # with one, the best point has its statistics
             masked.recalibrate(reference)
-        outside = start + time.perf_counter() - before
+        outside = began + time.perf_counter() - before
         masked.eval()
         if folder is not None:
             if (result := folder.result or {}) == {}:
-                display.say("measuring, and writing the report")
+                if with_report := report and out is not None:
+                    display.say("measuring, and writing the report")
                 numbers = {"steps": steps, "seed": config.seed, "images": len(store) - len(store.bad)}
                 if guard is not None:
-                    numbers |= _verdict(guard)
-                result = finish(masked, how, store, folder, numbers, labelled, outside, with_report=out is not None)
+                    numbers |= _verdict(guard, "identity" if start is None else "start")
+                result = finish(masked, how, store, folder, numbers, labelled, outside, with_report=with_report)
             log = folder.read_log()
     return AdaptResult(masked, result, log, None if out is None else Path(out))
 
 
-def _held_out(count: int, config: AdaptConfig) -> tuple[list[int], list[int]]:
+def held_out(count: int, config: AdaptConfig) -> tuple[list[int], list[int]]:
     """Numbers of the images that the gate looks at, and of those that are trained on."""
     held = max(2, min(_HELD_OUT, count // 5)) if config.gate else 0
     order = torch.randperm(count, generator=generator(config.seed, "held out")).tolist()
@@ -216,11 +226,11 @@ def _guard(
     return Guard(measure, config.quality_every)
 
 
-def _verdict(guard: Guard) -> dict[str, Any]:
+def _verdict(guard: Guard, start: str) -> dict[str, Any]:
     """What the gate decided, for the result."""
     return {
         **{"quality_before": guard.first_quality, "quality_after": guard.best_quality},
-        **{"best_step": guard.best_step, "kept": "mask" if guard.best_step else "identity"},
+        **{"best_step": guard.best_step, "kept": "mask" if guard.best_step else start},
         "gate_seconds": guard.seconds,
     }
 

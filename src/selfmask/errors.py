@@ -60,6 +60,10 @@ class CorruptMaskFileError(MaskFileError):
         super().__init__(what, expected=expected, found=found, todo=todo)
 
 
+class CorruptCascadeError(CorruptMaskFileError):
+    """The file is a cascade file, but damaged, or made to mislead."""
+
+
 class UnsupportedVersionError(MaskFileError):
     """The file is of a format version, or uses a codec, that this release does not know."""
 
@@ -196,6 +200,14 @@ class RunWriteError(RunError, OSError):
 
 class TooFewImagesError(RunError):
     """There are too few different images to learn from."""
+
+
+class ClusterError(RunError):
+    """The images do not fall into clusters that experts can be trained on."""
+
+
+class ExpertError(RunError):
+    """An expert of a cascade is not trained yet, or its file is damaged."""
 
 
 class DivergedRunError(RunError):

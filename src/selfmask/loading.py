@@ -11,18 +11,23 @@ import torch
 from torch import nn
 
 from .backbones import Backbone, load_backbone
+from .cascade import Cascade
+from .cascade.file import inspect_cascade, is_cascade, read_cascade
 from .errors import EmbedderError, HeadError, SelfmaskError, UnknownBackboneError
 from .heads import Head, head_of
 from .maskfile import Fingerprints, Preprocessing, inspect_mask_file
 from .masking import MaskedModel
 from .supervised.tuned import load_tuned, read_about
 
-CONFIG, MASK, TUNED = "config.json", "mask.smn", "tuned.safetensors"
+CONFIG, MASK, TUNED, CASCADE = "config.json", "mask.smn", "tuned.safetensors", "cascade.smn"
 
 
 @dataclasses.dataclass(frozen=True)
 class Embedder:
-    """A model in eval mode, on the GPU if there is one (a `MaskedModel`, or a plain one), with its preprocessing."""
+    """A model in eval mode, on the GPU if there is one, with its preprocessing.
+
+    It is a `MaskedModel`, a `Cascade`, or a plain one.
+    """
 
     name: str
     model: nn.Module
@@ -37,6 +42,8 @@ class Embedder:
     def fingerprint(self) -> str:
         """A hash of all that the vectors depend on: weights, mask, batch-norm statistics and preprocessing."""
         how = json.dumps(dataclasses.asdict(self.preprocessing))
+        if isinstance(self.model, Cascade):
+            return self.model.fingerprint + self.model.combination + how
         if not isinstance(self.model, MaskedModel):
             return Fingerprints().of(self.model.state_dict()) + how
         mask = self.model.pack()
@@ -55,7 +62,7 @@ def load_embedder(what: str | Path, *, backbone: str | None = None, weights: Pat
     if path.is_dir():
         return _of_run(path, backbone, weights)
     if path.suffix == ".smn" or path.is_file():
-        return _of_mask(path, backbone, weights)
+        return (_of_cascade if is_cascade(path) else _of_mask)(path, backbone, weights)
     if backbone is not None:
         raise EmbedderError(
             f"{what} is no run folder and no mask file to put on {backbone}",
@@ -75,14 +82,16 @@ def load_embedder(what: str | Path, *, backbone: str | None = None, weights: Pat
 def _of_run(folder: Path, name: str | None, weights: Path | None) -> Embedder:
     own_name, own_weights = _backbone_of(folder)
     mask = folder / MASK
+    if (folder / CASCADE).is_file():
+        return _of_cascade(folder / CASCADE, name or own_name, weights or own_weights)
     if (folder / TUNED).is_file():
         return _of_tuned(folder / TUNED, name or own_name, weights or own_weights)
     if not mask.is_file():
         raise EmbedderError(
             f"the run in {folder} is not finished",
-            expected=MASK,
+            expected=f"{MASK} or {CASCADE}",
             found="no such file in it",
-            todo=f"finish it: the command that began it, with --out {folder} --resume",
+            todo=f"finish it: the command that began it, with --out {folder} (and --resume, if that is not `cascade`)",
         )
     return _of_mask(mask, name or own_name, weights or own_weights)
 
@@ -108,12 +117,7 @@ def _backbone_of(folder: Path) -> tuple[str | None, Path | None]:
 
 def _of_mask(file: Path, name: str | None, weights: Path | None) -> Embedder:
     manifest, _ = inspect_mask_file(file)
-    if (name := name or manifest.base_name) is None:
-        raise EmbedderError(
-            f"{file} does not name the backbone it was learned on",
-            todo="name it: --backbone NAME, with --weights FILE if its weights are your own",
-        )
-    backbone = _load(file, name, weights)
+    backbone = _load(file, name or _named(file, manifest.base_name), weights)
     model = MaskedModel.from_pretrained(backbone.model, file)
     how = manifest.preprocessing or backbone.preprocessing
     try:
@@ -123,14 +127,24 @@ def _of_mask(file: Path, name: str | None, weights: Path | None) -> Embedder:
     return Embedder(f"{backbone.name} + {file}", _ready(model), how, backbone.width, head)
 
 
-def _of_tuned(file: Path, name: str | None, weights: Path | None) -> Embedder:
-    about = read_about(file)
-    if (name := name or about.base_name) is None:
+def _of_cascade(file: Path, name: str | None, weights: Path | None) -> Embedder:
+    backbone = _load(file, name or _named(file, inspect_cascade(file).manifest.base_name), weights)
+    cascade = read_cascade(backbone.model, file)
+    return Embedder(f"{backbone.name} + {file}", _ready(cascade), cascade.preprocessing, cascade.width)
+
+
+def _named(file: Path, name: str | None) -> str:
+    if name is None:
         raise EmbedderError(
             f"{file} does not name the backbone it was learned on",
             todo="name it: --backbone NAME, with --weights FILE if its weights are your own",
         )
-    backbone = _load(file, name, weights)
+    return name
+
+
+def _of_tuned(file: Path, name: str | None, weights: Path | None) -> Embedder:
+    about = read_about(file)
+    backbone = _load(file, name or _named(file, about.base_name), weights)
     model, head = load_tuned(backbone.model, file)
     return Embedder(f"{backbone.name} + {file}", _ready(model), about.preprocessing, backbone.width, head, True)
 

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from selfmask.backbones.loading import Backbone
 from selfmask.comparison import Cell, CompareConfig, Comparison, compare
-from selfmask.comparison.display import GridDisplay
 from selfmask.comparison.showing import as_dict, draw, markdown
 from selfmask.data import Images, SomeImages, label_split
 from selfmask.embedding import embed
@@ -30,6 +29,7 @@ from selfmask.errors import (
     TooFewImagesError,
 )
 from selfmask.evaluation import linear_probe
+from selfmask.training.stages import StagesDisplay
 from tests.cli.inside import selfmask
 from tests.cli.test_adapt import save_clothes
 from tests.supervised.small import clothes
@@ -99,7 +99,7 @@ def test_all_methods_of_a_cell_see_the_same_labels(whole: tuple[Path, Comparison
     assert all(len(counts) == 1 for counts in by_cell.values())
 
 
-class Cut(GridDisplay):
+class Cut(StagesDisplay):
     """Pulls the plug when the cell of that number is to begin, or stops politely in the middle of it."""
 
     def __init__(self, number: int, politely: bool) -> None:
@@ -136,7 +136,7 @@ def test_more_cells_can_be_added_but_no_other_settings(tmp_path: Path) -> None:
         run(tmp_path, small(steps=3))
 
 
-class Watching(GridDisplay):
+class Watching(StagesDisplay):
     """Knows whether images are being read to learn from."""
 
     learning = False
@@ -264,11 +264,12 @@ def test_table_and_figure(tmp_path: Path) -> None:
 
 def test_the_display_says_how_far_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     cells = [Cell("frozen", 0.1, seed) for seed in range(3)]
-    display = GridDisplay(Console(width=100))
-    with display.grid(dict.fromkeys(cells, 10), cells[:1]), display.cell(cells[1]):
+    display = StagesDisplay(Console(width=100))
+    titles = [cell.title for cell in cells]
+    with display.stages(dict.fromkeys(titles, 10), titles[:1]), display.stage(titles[1]), display.training(8):
         display.line({"step": 4})
     said = capsys.readouterr().out
-    assert "1 of 3 cells are finished already" in said
+    assert "1 of 3 are finished already" in said
     assert "2/3  frozen, 0.1 of the labels, seed 1" in said
     assert "left" in said
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from ..errors import InterruptedRunError, SelfmaskError
-from . import adapt, backbones, compare, demo, embed, evaluate, inspect, pretrain, train
+from . import adapt, backbones, cascade, compare, demo, embed, evaluate, inspect, pretrain, train
 
 _app = typer.Typer(
     name="selfmask",
@@ -25,6 +25,7 @@ _app.command("embed")(embed.embed)
 _app.command("evaluate")(evaluate.evaluate)
 _app.command("train")(train.train)
 _app.command("compare")(compare.compare)
+_app.add_typer(cascade.cascade, name="cascade")
 _app.command("inspect")(inspect.inspect)
 _app.command("backbones")(backbones.backbones)
 _app.command("demo")(demo.demo)

@@ -44,11 +44,11 @@ def compare(
     from ..backbones import load_backbone
     from ..comparison import CompareConfig
     from ..comparison import compare as run
-    from ..comparison.display import GridDisplay
     from ..comparison.showing import as_dict, draw, markdown, table
     from ..errors import ConfigError, RunWriteError
     from ..maskfile.writer import write_atomically
     from ..supervised import open_labelled
+    from ..training.stages import StagesDisplay
 
     try:
         shares = tuple(float(share) for share in label_fractions.split(","))
@@ -72,7 +72,7 @@ def compare(
         *(lambda: load_backbone(backbone, weights=weights), images, test, config),
         out=where,
         about={"data": data, "weights": None if weights is None else str(weights.resolve())},
-        display=GridDisplay(console),
+        display=StagesDisplay(console),
     )
     write_atomically(where / "compare.json", json.dumps(as_dict(comparison), indent=2).encode(), RunWriteError)
     write_atomically(where / "compare.md", markdown(comparison).encode(), RunWriteError)

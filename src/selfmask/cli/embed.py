@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,19 +20,46 @@ if TYPE_CHECKING:
     from ..embedding import Progress
     from ..features import Written
 
+
+class Combination(StrEnum):
+    conditional = "conditional"
+    unconditional = "unconditional"
+
+
+class Scale(StrEnum):
+    whiten = "whiten"
+    none = "none"
+    eigenvalues = "eigenvalues"
+
+
+UseScale = Annotated[
+    Scale | None,
+    typer.Option(
+        help="Of a cascade's vectors: unit variance, as it is, or by eigenvalues.", show_default="as it was made"
+    ),
+]
+
+
 _SECONDS = 10  # between two lines where there is no terminal to draw a bar on
 
 
 def embed(
     what: Annotated[
-        str, typer.Argument(help="A run folder, a mask file (.smn) or a backbone's name.", show_default=False)
+        str,
+        typer.Argument(help="A run folder, a mask or cascade file (.smn) or a backbone's name.", show_default=False),
     ],
     images: Annotated[
         str, typer.Argument(help="A folder, a list file, an .npz file or the name of a data set.", show_default=False)
     ],
     out: Annotated[Path, typer.Option(help="The file to write: .parquet or .npz.")] = Path("features.npz"),
     split: Annotated[str, typer.Option(help="Which part of a data set that has several.")] = "train",
-    batch_size: Annotated[int, typer.Option(min=1, help="Images in one forward pass.")] = 64,
+    batch_size: Annotated[
+        int | None, typer.Option(min=1, help="Images in one forward pass.", show_default="64; 256 for a cascade")
+    ] = None,
+    combination: Annotated[
+        Combination, typer.Option(help="Of a cascade: conditional runs two networks an image, unconditional all.")
+    ] = Combination.conditional,
+    scale: UseScale = None,
     backbone: Annotated[str | None, typer.Option(help="What to put the mask on, if its file does not say.")] = None,
     weights: Annotated[Path | None, typer.Option(help="A file with the backbone's weights.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was done as one JSON object.")] = False,
@@ -40,18 +68,24 @@ def embed(
 
     Stopped half-way, the same command goes on where it was. Example:  selfmask embed runs/birds photos/ --out birds.npz
     """
+    from ..cascade import Cascade
     from ..data import open_images
     from ..features import write_features
     from ..loading import load_embedder
 
     console = Console(stderr=as_json)
     embedder = load_embedder(what, backbone=backbone, weights=weights)
+    if isinstance(embedder.model, Cascade):
+        embedder.model.combination = combination.value
+        embedder.model.scale = embedder.model.scale if scale is None else scale.value
+    # A cascade groups a batch by expert: in a larger one, groups are of a size that is worth a forward pass.
+    at_once = batch_size or (256 if isinstance(embedder.model, Cascade) else 64)
     source = open_images(images, split=split)
     start = time.monotonic()
     with progress_on(console, "embedding") as progress:
         written = write_features(
             *(out, embedder, source),
-            batch_size=batch_size,
+            batch_size=at_once,
             progress=progress,
             say=lambda line: console.print(line, markup=False, highlight=False, soft_wrap=True),
         )

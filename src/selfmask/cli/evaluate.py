@@ -12,18 +12,18 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from .embed import progress_on
+from .embed import UseScale, progress_on
 
 if TYPE_CHECKING:
     from ..evaluation.measuring import Evaluation, Measured
 
 _WORST = 3  # classes named
-_SIDES = {"frozen": "frozen backbone", "mask": "with the mask", "trained": "as trained"}
 
 
 def evaluate(
     what: Annotated[
-        str, typer.Argument(help="A run folder, a mask file (.smn) or a backbone's name.", show_default=False)
+        str,
+        typer.Argument(help="A run folder, a mask or cascade file (.smn) or a backbone's name.", show_default=False),
     ],
     data: Annotated[
         str, typer.Option(help="Labelled images: a folder with a folder for each class, or the name of a data set.")
@@ -46,14 +46,16 @@ def evaluate(
     report: Annotated[Path | None, typer.Option(help="Write a page with pictures: FILE.html.")] = None,
     cache: Annotated[bool, typer.Option(help="Keep features for the next time, and use kept ones.")] = True,
     batch_size: Annotated[int, typer.Option(min=1, help="Images in one forward pass.")] = 64,
+    scale: UseScale = None,
     backbone: Annotated[str | None, typer.Option(help="What to put the mask on, if its file does not say.")] = None,
     weights: Annotated[Path | None, typer.Option(help="A file with the backbone's weights.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print all numbers as one JSON object.")] = False,
 ) -> None:
-    """Measure with labels: accuracy of the frozen backbone, and of the mask beside it.
+    """Measure with labels: accuracy of the frozen backbone, and of the mask, or the cascade, beside it.
 
     Example:  selfmask evaluate runs/birds --data labelled-birds/ --report birds.html
     """
+    from ..cascade import Cascade
     from ..evaluation.cache import FeatureCache, cache_folder
     from ..evaluation.labels import matched
     from ..evaluation.measuring import evaluate as measure
@@ -73,6 +75,8 @@ def evaluate(
     if not divided:
         say("not divided into train and test: a fifth of each class, always the same, tests the rest")
     embedder = load_embedder(what, backbone=backbone, weights=weights)
+    if scale is not None and isinstance(embedder.model, Cascade):
+        embedder.model.scale = scale.value
     applies = embedder.head is not None and {*embedder.head.classes} == {*matched(train, test).classes}
     protocols = protocols_of(protocol or ("knn,linear,head" if applies else "knn,linear"))
     if HEAD in protocols:
@@ -106,6 +110,7 @@ def _notes(evaluation: Evaluation) -> Iterator[str]:
 
 
 def _show(console: Console, evaluation: Evaluation) -> None:
+    from ..evaluation.extraction import SIDES
     from ..evaluation.metrics import TOP
     from ..evaluation.protocols import TITLES
 
@@ -114,7 +119,7 @@ def _show(console: Console, evaluation: Evaluation) -> None:
     table.title = escape(evaluation.name)
     for protocol, sides in evaluation.results.items():
         for number, (side, found) in enumerate(sides.items()):
-            cells = [TITLES[protocol] if number == 0 else "", _SIDES[side], _share(found.top1, found.top1_interval)]
+            cells = [TITLES[protocol] if number == 0 else "", SIDES[side], _share(found.top1, found.top1_interval)]
             if with_top5:
                 cells.append(_share(found.top5, found.top5_interval))
             table.add_row(*cells, escape(_worst(found)))

@@ -15,21 +15,26 @@ from rich.markup import escape
 from rich.table import Table
 
 if TYPE_CHECKING:
+    from ..cascade.file import CascadeAbout
     from ..maskfile import Manifest
 
 _BAR = 24
 
 
 def inspect(
-    file: Annotated[Path, typer.Argument(help="A mask file (.smn).", show_default=False)],
+    file: Annotated[Path, typer.Argument(help="A mask or cascade file (.smn).", show_default=False)],
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as one JSON object.")] = False,
 ) -> None:
     """Show what a mask file holds: its sizes, the share of weights left on per layer, its base and preprocessing.
 
     The file is checked for damage on the way. Example:  selfmask inspect birds.smn
     """
+    from ..cascade.file import inspect_cascade, is_cascade
     from ..maskfile import inspect_mask_file
 
+    if is_cascade(file):
+        _show_cascade(file, inspect_cascade(file), as_json)
+        return
     manifest, parts = inspect_mask_file(file)
     summary = summarise(manifest, parts)
     if as_json:
@@ -94,3 +99,29 @@ def _show(console: Console, file: Path, manifest: Manifest, summary: dict[str, A
         if value:
             facts.add_row(key, escape(value))
     console.print(facts)
+
+
+def _show_cascade(file: Path, about: CascadeAbout, as_json: bool) -> None:
+    """A cascade: the bytes of its parts. What its masks hold is known only with the base."""
+    manifest = about.manifest
+    bits = (1 + about.experts) * sum(-(-entry.bits // 8) for entry in manifest.masks.values())
+    if as_json:
+        summary = {**dataclasses.asdict(about), "bytes": {**about.parts, "one_bit": bits}}
+        del summary["parts"]
+        print(json.dumps(summary, indent=2))
+        return
+    console = Console()
+    table = Table("what", "bytes", "of 1 bit a weight", title=escape(str(file)), title_justify="left")
+    titles = {"conditional": "PCA, conditional", "unconditional": "PCA, unconditional", "file": "this file, all in all"}
+    rows = {titles.get(name, name.replace(".", " ")): size for name, size in about.parts.items() if name != "file"}
+    for what, size in {"1 bit a weight, all masks": bits, **rows, titles["file"]: about.parts["file"]}.items():
+        table.add_row(what, f"{size:,}", f"{size / max(bits, 1):.2%}")
+    console.print(table)
+    settings = ", ".join(f"{key}={value}" for key, value in about.settings.items())
+    console.print(
+        f"{about.experts} experts of {about.width} features on {manifest.base_name or 'a base that is not named'}, "
+        f"fingerprint {manifest.fingerprint[:16]}\n{settings}; written by {about.creator}",
+        highlight=False,
+        markup=False,
+        soft_wrap=True,
+    )

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import gc
-import hashlib
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -20,17 +18,18 @@ from ..adaptation import adapt
 from ..backbones import Backbone
 from ..data import Images, label_split
 from ..embedding import embed
-from ..errors import BadImageError, ConfigError, DivergedRunError, TooFewImagesError
+from ..errors import ConfigError, DivergedRunError, TooFewImagesError
 from ..evaluation import linear_probe_fit
 from ..evaluation.metrics import interval
 from ..heads import LinearHead
 from ..maskfile import Fingerprints, Preprocessing
+from ..preparing import content_of
 from ..presets import AdaptConfig
 from ..supervised import TrainConfig, train
 from ..supervised.config import MethodName
 from ..supervised.methods import need_peft
 from ..training import Processes, open_folder
-from .display import GridDisplay
+from ..training.stages import StagesDisplay
 
 CompareMethod = Literal["frozen", "mask", "self-mask", "full", "linear", "lora", "bitfit"]
 _A_PROBE = 10  # what a cell without training costs, in steps: only the estimate of time left needs to know
@@ -104,6 +103,10 @@ class Cell:
         return f"{self.method}-{self.share:g}-{self.seed}"
 
     @property
+    def title(self) -> str:
+        return f"{self.method}, {self.share:.4g} of the labels, seed {self.seed}"
+
+    @property
     def is_trained(self) -> bool:
         """With its labels; otherwise these are only probed with."""
         return self.method in get_args(MethodName)
@@ -146,14 +149,14 @@ def compare(
     *,
     out: str | Path,
     about: Mapping[str, Any] | None = None,
-    display: GridDisplay | None = None,
+    display: StagesDisplay | None = None,
 ) -> Comparison:
     """Run all cells that are not finished in `out`, and return all that are.
 
     load: makes the backbone anew; methods change it.
     images, test: labelled, with the same classes; test images are only ever measured with.
     """
-    config, display = config or CompareConfig(), display or GridDisplay(None)
+    config, display = config or CompareConfig(), display or StagesDisplay(None)
     if Processes().count > 1:
         raise ConfigError("a comparison runs in one process", todo="start it without torchrun")
     backbone = load()
@@ -162,14 +165,14 @@ def compare(
         assert folder is not None
         names = ("stratified", "preset", "steps", "adapt_steps", "size", "batch_size")
         deciding = {name: getattr(config, name) for name in names}
-        deciding |= {"base": Fingerprints().of(backbone.model.state_dict())[:16], "content": _content(images, test)}
+        deciding |= {"base": Fingerprints().of(backbone.model.state_dict())[:16], "content": content_of(images, test)}
         folder.begin({**(about or {}), "backbone": backbone.name, **deciding})
         runner = _Runner(load, images, test, config, folder.path, display, (about or {}).get("weights"))
-        costs = {cell: runner.cost(cell) for cell in config.cells}
-        with display.grid(costs, [cell for cell in config.cells if runner.is_finished(cell)]):
+        costs = {cell.title: runner.cost(cell) for cell in config.cells}
+        with display.stages(costs, [cell.title for cell in config.cells if runner.is_finished(cell)]):
             for cell in config.cells:
                 if not runner.is_finished(cell):
-                    with display.cell(cell):
+                    with display.stage(cell.title):
                         runner.run(cell)
                     gc.collect()  # models with graphs refer to themselves
         return Comparison({cell: runner.result(cell) for cell in config.cells})
@@ -193,17 +196,6 @@ def _check(config: CompareConfig, images: Images) -> None:
         )
 
 
-def _content(images: Images, test: Images) -> str:
-    """Tells two sets of labelled images apart: by names and labels of all, and by the pixels of some."""
-    digest = hashlib.sha256()
-    for part in (images, test):
-        digest.update(json.dumps([part.names, part.labels, part.classes]).encode())
-        for number in range(0, len(part), max(1, len(part) // 16)):
-            with suppress(BadImageError):
-                digest.update(part[number].contiguous().numpy().tobytes())
-    return digest.hexdigest()[:16]
-
-
 class _Runner:
     """Runs cells, and keeps what several of them need: vectors, and masks learned without labels."""
 
@@ -214,7 +206,7 @@ class _Runner:
         test: Images,
         config: CompareConfig,
         folder: Path,
-        display: GridDisplay,
+        display: StagesDisplay,
         weights: str | None,
     ) -> None:
         self.load, self.images, self.test, self.config = load, images, test, config

@@ -10,6 +10,8 @@ import re
 import torch
 from torch import Tensor, nn
 
+from ..cascade import Cascade
+from ..cascade.model import COMBINATIONS, CONDITIONAL, DISPATCHER, FROZEN, UNCONDITIONAL
 from ..data import Images
 from ..data.sources import FileImages, SomeImages
 from ..embedding import Progress, embed
@@ -19,7 +21,11 @@ from ..maskfile import Fingerprints
 from ..masking import MaskedModel
 from .cache import FeatureCache, Vectors, identity, key_of
 
-FROZEN, MASKED, TRAINED = "frozen", "mask", "trained"
+MASKED, TRAINED = "mask", "trained"
+SIDES = {
+    **{FROZEN: "frozen backbone", MASKED: "with the mask", TRAINED: "as trained"},
+    **{DISPATCHER: "dispatcher", CONDITIONAL: "cascade, conditional", UNCONDITIONAL: "cascade, unconditional"},
+}
 
 
 class BothVectors(nn.Module):
@@ -35,6 +41,17 @@ class BothVectors(nn.Module):
         return torch.cat([before, self.masked(images)], 1)
 
 
+class CascadeVectors(nn.Module):
+    """Several sides of a cascade, side by side: no network is run twice on an image."""
+
+    def __init__(self, cascade: Cascade, sides: list[str]) -> None:
+        super().__init__()
+        self.cascade, self.sides = cascade, sides
+
+    def forward(self, images: Tensor) -> Tensor:
+        return torch.cat(self.cascade.vectors(images, self.sides), 1)
+
+
 def extract(
     embedder: Embedder,
     images: Images,
@@ -43,7 +60,7 @@ def extract(
     cache: FeatureCache | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Vectors]:
-    """Features of the frozen backbone, and of the mask where there is one. What the cache has is taken from it."""
+    """Features of the frozen backbone, and of the mask, or the cascade. What the cache has is taken from it."""
     if cache is None:
         return _computed(embedder, images, sides_of(embedder), batch_size, progress)
     content = identity(images, progress)
@@ -64,6 +81,8 @@ def extract(
 
 
 def sides_of(embedder: Embedder) -> list[str]:
+    if isinstance(embedder.model, Cascade):
+        return [FROZEN, DISPATCHER, *COMBINATIONS]
     if isinstance(embedder.model, MaskedModel):
         return [FROZEN, MASKED]
     return [TRAINED if embedder.is_tuned else FROZEN]
@@ -73,6 +92,9 @@ def fingerprints(embedder: Embedder) -> dict[str, str]:
     """A hash for each side of all that its vectors depend on, but the images."""
     model = embedder.model
     how = [dataclasses.asdict(embedder.preprocessing), next(model.parameters(), torch.empty(0)).device.type]
+    if isinstance(model, Cascade):
+        own = _hash([_shape(model.masked.base), model.fingerprint, *how])
+        return {side: _hash([own, side]) for side in sides_of(embedder)}
     if not isinstance(model, MaskedModel):
         return {sides_of(embedder)[0]: _hash([_shape(model), Fingerprints().of(model.state_dict()), *how])}
     base: list[object] = [_shape(model.base), Fingerprints().of(model.base.state_dict()), *how]
@@ -92,7 +114,9 @@ def _computed(
     embedder: Embedder, images: Images, sides: list[str], batch_size: int, progress: Progress | None
 ) -> dict[str, Vectors]:
     model: nn.Module = embedder.model
-    if isinstance(model, MaskedModel):
+    if isinstance(model, Cascade):
+        model = CascadeVectors(model, sides)
+    elif isinstance(model, MaskedModel):
         model = BothVectors(model) if len(sides) == 2 else {FROZEN: model.base, MASKED: model}[sides[0]]
     rows, kept = embed(model, images, embedder.preprocessing, batch_size=batch_size, progress=progress)
     if not kept:

@@ -239,18 +239,26 @@ class MaskedModel(nn.Module):
 
     @classmethod
     def from_pretrained(
-        cls, model: nn.Module, path: PathLike, *, relative_to: PathLike | None = None, is_trainable: bool = False
+        cls,
+        model: nn.Module,
+        path: PathLike,
+        *,
+        name: str = DEFAULT,
+        relative_to: PathLike | None = None,
+        is_trainable: bool = False,
     ) -> MaskedModel:
         """Put the mask of a file on its base. With `is_trainable` it gets scores, to be trained on from there."""
+        if is_trainable and name != DEFAULT:
+            raise ConfigError("a trainable mask has no name of its own", expected=DEFAULT, found=name)
         masked = cls(model)
-        masked.load_mask(path, DEFAULT, relative_to=relative_to)
-        masked.config = masked._config(DEFAULT)
-        learned = masked._packed[DEFAULT]
+        masked.load_mask(path, name, relative_to=relative_to)
+        masked.config = masked._config(name)
+        learned = masked._packed[name]
         masked.base_name = learned.base_name or masked.base_name
         masked.preprocessing = learned.preprocessing or masked.preprocessing
         if is_trainable:
             masked._make_trainable()
-        masked.set_mask(DEFAULT)
+        masked.set_mask(name)
         masked._freeze()
         return masked
 

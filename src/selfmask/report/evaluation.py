@@ -10,7 +10,8 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from ..evaluation.extraction import FROZEN, MASKED, TRAINED
+from ..cascade.model import DISPATCHER, FROZEN
+from ..evaluation.extraction import SIDES
 from ..evaluation.measuring import Evaluation, Measured
 from ..evaluation.metrics import TOP
 from ..evaluation.protocols import TITLES
@@ -19,7 +20,6 @@ from .confusion import confusion_figure
 from .figures import DARK, LIGHT, middle_out, percent, style, svg
 from .page import template
 
-SIDES = {FROZEN: "frozen backbone", MASKED: "with the mask", TRAINED: "as trained"}
 MAX_BARS = 40
 
 
@@ -56,11 +56,11 @@ def _share(mean: float, half_width: float | None) -> str:
 
 
 def classes_figure(sides: Mapping[str, Measured], name: str) -> Markup:
-    """Accuracy class by class, the worst first: the frozen backbone above, the mask below it."""
+    """Accuracy class by class, the worst first: the frozen backbone above, what was learned below it."""
     last = list(sides.values())[-1]
     shown = sorted(last.per_class, key=lambda each: last.per_class[each])[:MAX_BARS]
     heights = np.arange(len(shown))
-    colours = {FROZEN: LIGHT["soft"], MASKED: LIGHT["accent"], TRAINED: LIGHT["accent"]}
+    colours = dict.fromkeys(sides, LIGHT["accent"]) | {FROZEN: LIGHT["soft"], DISPATCHER: LIGHT["second"]}
     with style(f"classes {name}"):
         figure = Figure(figsize=(4.7, 0.5 + (0.19 + 0.1 * len(sides)) * len(shown)), layout="constrained")
         axes = figure.add_subplot()

@@ -103,8 +103,8 @@ def render(data: ReportData) -> str:
         columns=max((len(row) for card in examples for row in (card.before, card.after)), default=1),
         bad_images=data.bad_images[:MAX_BAD_IMAGES],
         bad_count=len(data.bad_images),
-        result=dict(_flat({key: value for key, value in data.result.items() if key != "troubles"})),
-        config=dict(_flat(data.config)),
+        result=dict(flat({key: value for key, value in data.result.items() if key != "troubles"})),
+        config=dict(flat(data.config)),
     )
 
 
@@ -141,7 +141,7 @@ def _measures(result: Mapping[str, Any]) -> Iterator[Measure]:
 
 
 def _difference(before: Any, after: Any, digits: str, scale: int = 1) -> str:
-    if not (_is_finite(before) and _is_finite(after)):
+    if not (is_finite(before) and is_finite(after)):
         return ""
     text = f"{scale * (after - before):+{digits}}"
     return text.replace("-", "\N{MINUS SIGN}") if float(text) else text[1:]
@@ -197,21 +197,21 @@ def _is_identity(result: Mapping[str, Any]) -> bool:
 
 def _facts(data: ReportData) -> Iterator[tuple[str, str]]:
     result = data.result
-    if _is_finite(size := result.get("mask_bytes")):
-        yield "mask file", _bytes(size)
+    if is_finite(size := result.get("mask_bytes")):
+        yield "mask file", in_bytes(size)
     shares = curve(data.log, "active")[1]
-    if _is_finite(active := result.get("active")):  # of the point that was kept, which need not be the last
+    if is_finite(active := result.get("active")):  # of the point that was kept, which need not be the last
         yield "weights on", percent(active)
     elif np.isfinite(shares).any():
         yield "weights on", percent(float(shares[np.isfinite(shares)][-1]))
-    if _is_finite(images := result.get("images")):
+    if is_finite(images := result.get("images")):
         yield "images", f"{images:,}"
     if data.bad_images:
         yield "unreadable", f"{len(data.bad_images):,}"
-    if _is_finite(steps := result.get("steps")):
+    if is_finite(steps := result.get("steps")):
         yield "steps", f"{steps:,}"
-    if _is_finite(seconds := result.get("seconds")):
-        yield "time", _duration(seconds)
+    if is_finite(seconds := result.get("seconds")):
+        yield "time", duration(seconds)
     speeds = curve(data.log, "images_per_second")[1]
     if np.isfinite(speeds).any():
         yield "images a second", three_digits(float(np.nanmedian(speeds)))
@@ -227,14 +227,20 @@ def _sizes(result: Mapping[str, Any]) -> Iterator[Size]:
         if "mask_bytes" in result
         else ("file of what was trained", result.get("bytes")),
     )
-    known = [(what, size) for what, size in rows if _is_finite(size) and size > 0]
+    known = [(what, size) for what, size in rows if is_finite(size) and size > 0]
     if not known or known[-1][0] != rows[-1][0]:
         return
     base, largest = known[0][1], max(size for _, size in known)
     for what, size in known:
-        ratio = base / size
-        compared = f"{three_digits(ratio)} times smaller" if ratio > 1 else f"{three_digits(1 / ratio)} times larger"
-        yield Size(what, f"{size:,}", "" if size == base else compared, 100 * size / largest)
+        yield Size(what, f"{size:,}", times(size, base), 100 * size / largest)
+
+
+def times(size: float, base: float) -> str:
+    """How a size compares with another; nothing where it is the same."""
+    if size == base:
+        return ""
+    ratio = base / size
+    return f"{three_digits(ratio)} times smaller" if ratio > 1 else f"{three_digits(1 / ratio)} times larger"
 
 
 def _hits(examples: Sequence[Card]) -> dict[str, tuple[int, int]] | None:
@@ -248,11 +254,11 @@ def _hits(examples: Sequence[Card]) -> dict[str, tuple[int, int]] | None:
     return {name: (sum(map(bool, row)), len(row)) for name, row in rows.items()}
 
 
-def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
     """Nested settings under dotted names; None is left out."""
     for key, value in values.items():
         if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{key}.")
+            yield from flat(value, f"{prefix}{key}.")
         elif value is not None:
             words = value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
             yield f"{prefix}{key}", words
@@ -269,12 +275,12 @@ def _is_number(value: Any) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _is_finite(value: Any) -> TypeGuard[float]:
+def is_finite(value: Any) -> TypeGuard[float]:
     return _is_number(value) and math.isfinite(value)
 
 
 def _share(value: Any) -> str:
-    return f"{value:.1%}" if _is_finite(value) else _number(value)
+    return f"{value:.1%}" if is_finite(value) else _number(value)
 
 
 def _number(value: Any, digits: str = ".4g") -> str:
@@ -283,14 +289,14 @@ def _number(value: Any, digits: str = ".4g") -> str:
     return f"{value:{digits}}" if math.isfinite(value) else "not a number"
 
 
-def _bytes(size: float) -> str:
+def in_bytes(size: float) -> str:
     for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
         if size >= unit:
             return f"{three_digits(size / unit)} {name}"
     return f"{size:.0f} bytes"
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
     whole = round(seconds)
     hours, minutes = whole // 3600, whole // 60 % 60
     if hours:

@@ -43,7 +43,7 @@ class RunFolder:
 
     @property
     def _has_work(self) -> bool:
-        names = ("checkpoints/best.pt", "checkpoints/last.pt", "mask.smn", "result.json", "cells")
+        names = ("checkpoints/best.pt", "checkpoints/last.pt", "mask.smn", "result.json", "cells", "router.safetensors")
         return any((self.path / name).exists() for name in names)
 
     def __enter__(self) -> RunFolder:
@@ -82,7 +82,7 @@ class RunFolder:
         if not self._has_work:
             self.write_json("environment.json", environment())
             self.write_json("config.json", config)
-        elif differ := differences(self._read_json(file), config):
+        elif differ := differences(self.read_json(file), config):
             raise RunMismatchError(
                 f"{self.path} was begun with other settings",
                 expected=", ".join(f"{key} = {old!r}" for key, (old, _) in differ.items()),
@@ -90,7 +90,7 @@ class RunFolder:
                 todo="resume with the settings it began with, or choose another folder with --out",
             )
 
-    def _read_json(self, file: Path) -> dict[str, Any]:
+    def read_json(self, file: Path) -> dict[str, Any]:
         try:
             content = json.loads(file.read_text())
         except (OSError, ValueError) as error:
@@ -110,7 +110,7 @@ class RunFolder:
     def result(self) -> dict[str, Any] | None:
         """What the finished run came to; None until then."""
         file = self.path / "result.json"
-        return self._read_json(file) if file.exists() else None
+        return self.read_json(file) if file.exists() else None
 
     # ---- log --------------------------------------------------------------------------------------------------
 
@@ -142,22 +142,31 @@ class RunFolder:
     def save_checkpoint(self, name: str, state: Mapping[str, Any]) -> None:
         buffer = io.BytesIO()
         torch.save(dict(state), buffer)
-        write_atomically(self.path / "checkpoints" / f"{name}.pt", buffer.getbuffer(), RunWriteError)
+        write_atomically(checkpoint_file(self.path, name), buffer.getbuffer(), RunWriteError)
 
     def load_checkpoint(self, name: str) -> dict[str, Any] | None:
-        """The state that was saved under this name, or None; nothing in it can run code."""
-        file = self.path / "checkpoints" / f"{name}.pt"
-        if not file.exists():
-            return None
-        try:
-            state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
-        except Exception as error:  # torch raises a dozen kinds for damaged files
-            raise RunDamagedError(
-                f"the checkpoint {file} is damaged",
-                found=type(error).__name__,
-                todo=f"remove it to begin anew, or begin in another folder with --out; {file.parent} may hold another",
-            ) from error
-        return state
+        """The state that was saved under this name, or None."""
+        return read_checkpoint(self.path, name)
+
+
+def checkpoint_file(folder: Path, name: str) -> Path:
+    return folder / "checkpoints" / f"{name}.pt"
+
+
+def read_checkpoint(folder: Path, name: str) -> dict[str, Any] | None:
+    """The state that a run saved under this name, or None; nothing in it can run code."""
+    file = checkpoint_file(folder, name)
+    if not file.exists():
+        return None
+    try:
+        state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch raises a dozen kinds for damaged files
+        raise RunDamagedError(
+            f"the checkpoint {file} is damaged",
+            found=type(error).__name__,
+            todo=f"remove it to begin anew, or begin in another folder with --out; {file.parent} may hold another",
+        ) from error
+    return state
 
 
 @contextmanager

@@ -120,7 +120,7 @@ def train(
     sync_norm = config.sync_norm and processes.count > 1
     model.train()
     objective.train()
-    with _stop_flag() as asked_to_stop:
+    with stop_flag() as asked_to_stop:
         end = start if guard is not None and guard.stopped else config.steps
         for step, batch in enumerate(batches.between(start, end, workers), start):
             progress = step / config.steps
@@ -304,7 +304,7 @@ def _autocast(config: LoopConfig, device: torch.device) -> AbstractContextManage
 
 
 @contextmanager
-def _stop_flag() -> Iterator[Callable[[], bool]]:
+def stop_flag() -> Iterator[Callable[[], bool]]:
     """Within, Ctrl-C and a polite kill only raise a flag, so that a step is finished and saved. A second one ends."""
     raised = threading.Event()
     if threading.current_thread() is not threading.main_thread():  # only the main thread may handle signals

@@ -1,0 +1,213 @@
+"""Cascade: a dispatcher, a router and experts on one frozen base."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+import torch
+from torch import Tensor, nn
+
+from ..data import open_images
+from ..embedding import Progress, embed
+from ..errors import ConfigError
+from ..fitting import as_vectors
+from ..maskfile import Fingerprints, Preprocessing
+from ..masking import MaskedModel
+from .combination import Combination
+from .config import CascadeConfig, ScaleName
+from .router import Router
+
+DISPATCHER = "dispatcher"
+CONDITIONAL, UNCONDITIONAL = "conditional", "unconditional"
+COMBINATIONS = (CONDITIONAL, UNCONDITIONAL)
+FROZEN = "frozen"
+
+
+def expert_name(index: int) -> str:
+    return f"expert {index}"
+
+
+class Cascade(nn.Module):
+    """One vector for each image, of the dispatcher's width, from the dispatcher and the experts.
+
+    `combination` says how: "conditional" runs the dispatcher and the one expert that the router chooses, two passes of
+    the backbone an image; "unconditional" runs all experts. `scale` is as in `CascadeConfig`.
+
+    >>> cascade = Cascade.fit(model, "photos/", out="runs/photos")
+    >>> vectors = cascade.embed("photos/")
+    >>> cascade = Cascade.load(model, "runs/photos/cascade.smn")
+    """
+
+    def __init__(
+        self,
+        masked: MaskedModel,
+        router: Router,
+        combinations: Mapping[str, Combination],
+        preprocessing: Preprocessing,
+        settings: Mapping[str, Any] | None = None,
+    ) -> None:
+        """masked: with the masks "dispatcher", "expert 0", "expert 1" and so on. settings: what a file says of it."""
+        super().__init__()
+        self.masked, self.router, self.combinations = masked, router, dict(combinations)
+        self.preprocessing, self.settings = preprocessing, dict(settings or {})
+        self.combination = CONDITIONAL
+        if (scale := self.settings.get("scale", "whiten")) in get_args(ScaleName):
+            self.scale = scale
+
+    @property
+    def scale(self) -> ScaleName:
+        """What the components of combined vectors are scaled by; see `CascadeConfig`."""
+        return next(iter(self.combinations.values())).scale
+
+    @scale.setter
+    def scale(self, scale: ScaleName) -> None:
+        if scale not in get_args(ScaleName):
+            raise ConfigError("unknown scale", expected=" or ".join(get_args(ScaleName)), found=scale)
+        self.combinations = {name: dataclasses.replace(each, scale=scale) for name, each in self.combinations.items()}
+
+    @property
+    def experts(self) -> int:
+        return self.router.experts
+
+    @property
+    def width(self) -> int:
+        return len(self.router.mean)
+
+    # ---- making one -------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def fit(
+        model: nn.Module,
+        images: Any,
+        config: CascadeConfig | None = None,
+        *,
+        out: str | Path | None = None,
+        **more: Any,
+    ) -> Cascade:
+        """Adapt a dispatcher, fit the router, train the experts and fit both combinations; see `cascade.run.fit`."""
+        from .run import fit  # here, because it imports all of training
+
+        return fit(model, images, config, out=out, **more)
+
+    def save(self, path: str | Path) -> int:
+        """Write one file, atomically, and return its size in bytes."""
+        from .file import write_cascade
+
+        return write_cascade(path, self)
+
+    @staticmethod
+    def load(model: nn.Module, path: str | Path) -> Cascade:
+        """Put the cascade of a file on its base. Nothing in the file is ever run."""
+        from .file import read_cascade
+
+        return read_cascade(model, path)
+
+    # ---- images -----------------------------------------------------------------------------------------------
+
+    def embed(
+        self,
+        images: Any,
+        *,
+        combination: str | None = None,
+        batch_size: int = 256,
+        progress: Progress | None = None,
+    ) -> Tensor:
+        """A row for each image of a folder, a data set or whatever `adapt` takes; NaN where one could not be read."""
+        combination = self._known(combination or self.combination)
+        rows = self._all(lambda pixels: self.vectors(pixels, [combination])[0], images, batch_size, progress)
+        return rows
+
+    def route(self, images: Any, *, batch_size: int = 256, progress: Progress | None = None) -> Tensor:
+        """The number of the expert for each image; -1 where one could not be read."""
+        chosen = self._all(
+            lambda pixels: self.router(self._run(DISPATCHER, pixels))[:, None], images, batch_size, progress
+        )
+        return chosen[:, 0].nan_to_num(-1).long()
+
+    def _all(self, run: Callable[[Tensor], Tensor], images: Any, batch_size: int, progress: Progress | None) -> Tensor:
+        source = open_images(images)
+        rows, kept = embed(_Call(self, run), source, self.preprocessing, batch_size=batch_size, progress=progress)
+        result = torch.full((len(source), rows.shape[1]), torch.nan)
+        result[kept] = rows
+        return result
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """Combined vectors of normalised images."""
+        return self.vectors(pixels, [self._known(self.combination)])[0]
+
+    def vectors(self, pixels: Tensor, sides: Sequence[str]) -> list[Tensor]:
+        """The vectors of each side: "frozen", "dispatcher", or a combination. No network is run twice on an image."""
+        found: dict[str, Tensor] = {}
+        if FROZEN in sides:
+            with self.masked.disable_mask():
+                found[FROZEN] = as_vectors(self.masked(pixels)).float()
+        if set(sides) - {FROZEN}:
+            found[DISPATCHER] = first = self._run(DISPATCHER, pixels)
+            if UNCONDITIONAL in sides:
+                every = {k: self._run(expert_name(k), pixels) for k in range(self.experts)}
+                found[UNCONDITIONAL] = self.combinations[UNCONDITIONAL](first, every)
+                if CONDITIONAL in sides:
+                    found[CONDITIONAL] = self._conditional(first, lambda k, chosen: every[k][chosen])
+            elif CONDITIONAL in sides:
+                found[CONDITIONAL] = self._conditional(
+                    first, lambda k, chosen: self._run(expert_name(k), pixels[chosen])
+                )
+        return [found[side] for side in sides]
+
+    def _conditional(self, dispatcher: Tensor, features: Callable[[int, Tensor], Tensor]) -> Tensor:
+        """Grouped by expert: `features` gives those of an expert for the images with these numbers."""
+        combine, route = self.combinations[CONDITIONAL], self.router(dispatcher)
+        combined = torch.empty_like(dispatcher)
+        for k in sorted(set(route.tolist())):
+            chosen = (route == k).nonzero()[:, 0]
+            combined[chosen] = combine(dispatcher[chosen], {k: features(k, chosen)})
+        return combined
+
+    def _run(self, mask: str, pixels: Tensor) -> Tensor:
+        self.masked.set_mask(mask)
+        return as_vectors(self.masked(pixels)).float()
+
+    def _known(self, combination: str) -> str:
+        if combination not in self.combinations:
+            raise ConfigError("unknown combination", expected=" or ".join(self.combinations), found=combination)
+        return combination
+
+    # ---- being an ordinary module -----------------------------------------------------------------------------
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Cascade:
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        device = next(self.masked.base.parameters()).device
+        self.router = self.router.to(device)
+        self.combinations = {name: each.to(device) for name, each in self.combinations.items()}
+        return self
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of all that vectors depend on, whatever the combination."""
+        tensors = {**self.masked.base.state_dict()}
+        tensors |= {f"router.{name}": value for name, value in self.router.tensors().items()}
+        for name, combination in self.combinations.items():
+            tensors |= {f"{name}.{key}": value for key, value in combination.tensors().items()}
+        masks = []
+        for name in (DISPATCHER, *map(expert_name, range(self.experts))):
+            self.masked.set_mask(name)
+            mask = self.masked.pack()
+            masks.append(mask.sha256)
+            tensors |= {f"{name}.{key}": value for key, value in mask.norm.items()}
+        return hashlib.sha256(json.dumps([Fingerprints().of(tensors), masks, self.scale]).encode()).hexdigest()
+
+
+class _Call(nn.Module):
+    """A function of a cascade, where a module is wanted."""
+
+    def __init__(self, cascade: Cascade, run: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.cascade, self.run = cascade, run
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        return self.run(pixels)

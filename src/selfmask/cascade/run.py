@@ -1,0 +1,323 @@
+"""Fitting a cascade: dispatcher, clusters, experts, combinations, report. What is finished is not done again.
+
+dispatcher/            the dispatcher's run, or what was given for it
+router.safetensors     the router, and which image belongs to which cluster
+experts/K/             the run of each expert
+cascade.smn            all of it, ready to use
+report.html, result.json
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..adaptation import adapt, held_out
+from ..data import Images, open_images
+from ..data.sources import SomeImages
+from ..embedding import embed, embed_batches
+from ..errors import ConfigError, ExpertError, MaskFileError
+from ..loading import best_device
+from ..maskfile import Fingerprints, Preprocessing
+from ..masking import MaskedModel
+from ..preparing import content_of, preprocessing_for
+from ..starting import Start
+from ..training import Processes, RunFolder, open_folder
+from ..training.display import Display, QuietDisplay
+from ..training.stages import StagesDisplay
+from .clusters import Clusters
+from .combination import Combination, columns_of
+from .config import CascadeConfig
+from .model import CONDITIONAL, DISPATCHER, UNCONDITIONAL, Cascade, expert_name
+from .moments import Moments
+
+FILE = "cascade.smn"
+_ROUTER = "router.safetensors"
+_BATCH = 256  # images in a forward pass, where nothing is learned
+_A_STEP = 8  # what training costs an image of a batch, in forward passes: two views, their gradients, a frozen view
+_PICTURES = 5000  # what the report costs, in forward passes
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """What any stage needs to know; it can be sent to another process."""
+
+    model: nn.Module
+    images: Images
+    config: CascadeConfig
+    folder: Path
+    preprocessing: Preprocessing | None
+    about: Mapping[str, Any]
+    max_bad: float
+
+    @property
+    def dispatcher(self) -> Path:
+        return self.folder / "dispatcher"
+
+    def expert(self, index: int) -> Path:
+        return self.folder / "experts" / str(index)
+
+    def has_expert(self, index: int) -> bool:
+        return (self.expert(index) / "result.json").exists()
+
+    def clusters(self) -> Clusters:
+        return Clusters.load(self.folder / _ROUTER, self.config)
+
+    @property
+    def missing(self) -> list[int]:
+        """The experts that are still to be trained."""
+        return [k for k in range(self.config.experts) if not self.has_expert(k)]
+
+
+def fit(
+    model: nn.Module,
+    images: Any,
+    config: CascadeConfig | None = None,
+    *,
+    out: str | Path | None = None,
+    dispatcher: str | Path | None = None,
+    preprocessing: Preprocessing | None = None,
+    about: Mapping[str, Any] | None = None,
+    max_bad: float = 0.05,
+    workers: int = 1,
+    display: StagesDisplay | None = None,
+) -> Cascade:
+    """Run all stages that are not finished in `out`, and return the cascade, in eval mode.
+
+    model, images, preprocessing, about, max_bad: as in `adapt`.
+    out: the folder of the cascade; cut short at any moment, the same call goes on, to the same result.
+    dispatcher: a run folder or a mask file, to take instead of adapting one.
+    workers: experts that are trained at a time, each in a process of its own.
+    """
+    display = display or StagesDisplay(None)
+    with tempfile.TemporaryDirectory() if out is None else nullcontext(str(out)) as place:
+        job = Job(
+            *(model, open_images(images), config or CascadeConfig(), Path(place)),
+            *(preprocessing, dict(about or {}), max_bad),
+        )
+        with opened(job, dispatcher) as folder, display.stages(*_plan(job)):
+            begin(job, dispatcher, display)
+            train_experts(job, workers, display)
+            return finish(job, folder, display)
+
+
+def prepare(job: Job, dispatcher: str | Path | None, display: StagesDisplay) -> None:
+    """Only the first two stages: experts can then be trained anywhere, and `finish` collects them."""
+    with opened(job, dispatcher), display.stages(*_plan(job)):
+        begin(job, dispatcher, display)
+
+
+def collect(job: Job, display: StagesDisplay) -> Cascade:
+    """The last stages, once all experts are trained."""
+    if not (job.folder / _ROUTER).exists():
+        raise ExpertError(
+            f"the cascade in {job.folder} has no router yet",
+            todo="run the command that began it again, with --prepare for this stage alone",
+        )
+    with open_folder(job.folder, True, Processes()) as folder, display.stages(*_plan(job)):
+        assert folder is not None
+        return finish(job, folder, display)
+
+
+@contextmanager
+def opened(job: Job, given: str | Path | None) -> Iterator[RunFolder]:
+    """The folder of the cascade, which nobody else may write to; settings that decide the result must be as before."""
+    if Processes().count > 1:
+        raise ConfigError(
+            "a cascade runs in one process",
+            todo="start it without torchrun; a dispatcher adapted on many GPUs can be given: --dispatcher",
+        )
+    with open_folder(job.folder, True, Processes()) as folder:
+        assert folder is not None
+        dispatcher = None if given is None else Start.of(given).identity(job.model)
+        what = {"base": Fingerprints().of(job.model.state_dict())[:16], "content": content_of(job.images)}
+        folder.begin({**job.about, **what, "dispatcher": dispatcher, "cascade": job.config.to_dict()})
+        yield folder
+
+
+# ---- stages -------------------------------------------------------------------------------------------------------
+
+
+def begin(job: Job, given: str | Path | None, display: StagesDisplay) -> None:
+    """The dispatcher, and the clusters that its features fall into."""
+    if not (job.dispatcher / "mask.smn").exists() or (given is None and not (job.dispatcher / "result.json").exists()):
+        with display.stage(_DISPATCHER):
+            if given is not None:
+                Start.of(given).copy_to(job.dispatcher)
+            else:
+                _adapt(job, job.images, job.config.adapt, job.dispatcher, display)
+    if not (job.folder / _ROUTER).exists():
+        with display.stage(_CLUSTERS):
+            masked = _dispatcher(job)
+            assert masked.preprocessing is not None
+            features, kept = embed(masked, job.images, masked.preprocessing, batch_size=_BATCH, progress=display.count)
+            clusters = Clusters.fit(features, kept, job.config)
+            clusters.check(_least(job.config))
+            clusters.save(job.folder / _ROUTER)
+
+
+def train_expert(job: Job, index: int, display: Display | None = None) -> dict[str, Any]:
+    """One expert, and no other; what it came to."""
+    if not 0 <= index < job.config.experts:
+        raise ConfigError("there is no such expert", expected=f"0 to {job.config.experts - 1}", found=index)
+    clusters = job.clusters()
+    own = clusters.members(index)
+    config = job.config.expert(index, len(clusters.numbers), len(own))
+    return _adapt(job, SomeImages(job.images, own), config, job.expert(index), display, Start.of(job.dispatcher))
+
+
+def train_experts(job: Job, workers: int, display: StagesDisplay) -> None:
+    """All experts that are still to be trained, one after the other or side by side."""
+    if workers < 1:
+        raise ConfigError("experts need a process to be trained in", expected="1 or more workers", found=workers)
+    missing = job.missing
+    if min(workers, len(missing)) > 1:
+        from .workers import side_by_side
+
+        side_by_side(job, missing, workers, display)
+        return
+    for index in missing:
+        with display.stage(expert_name(index)):
+            train_expert(job, index, display)
+
+
+def finish(job: Job, folder: RunFolder, display: StagesDisplay) -> Cascade:
+    """Both combinations, the file, and the report."""
+    path = job.folder / FILE
+    if not path.exists():
+        with display.stage(_COMBINATIONS):
+            _combine(job, display).save(path)
+    cascade = Cascade.load(job.model, path).to(best_device())
+    if folder.result is None:
+        from .outcome import write_outcome  # here, because matplotlib takes its time
+
+        with display.stage(_REPORT):
+            write_outcome(cascade, job.images, job.clusters(), folder, job.config, _stories(job, folder), display.count)
+    return cascade
+
+
+_DISPATCHER, _CLUSTERS, _COMBINATIONS, _REPORT = "dispatcher", "clusters", "combinations", "report"
+
+
+def _plan(job: Job) -> tuple[dict[str, float], list[str]]:
+    """What every stage costs, in images that pass the backbone, and which are finished."""
+    config, images = job.config, len(job.images)
+    steps = config.adapt.number_of_steps(max(1, images // config.adapt.batch_size))
+    training = float(steps * config.adapt.batch_size * _A_STEP)
+    costs = {_DISPATCHER: training, _CLUSTERS: float(images)}
+    costs |= {expert_name(k): training for k in range(config.experts)}
+    costs |= {_COMBINATIONS: float(images * (config.experts + 1)), _REPORT: float(_PICTURES)}
+    has = {
+        **{_DISPATCHER: (job.dispatcher / "mask.smn").exists(), _CLUSTERS: (job.folder / _ROUTER).exists()},
+        **{expert_name(k): job.has_expert(k) for k in range(config.experts)},
+        **{_COMBINATIONS: (job.folder / FILE).exists(), _REPORT: (job.folder / "result.json").exists()},
+    }
+    return costs, [name for name in costs if has[name]]
+
+
+def _adapt(
+    job: Job, images: Images, config: Any, where: Path, display: Display | None, start: Start | None = None
+) -> dict[str, Any]:
+    how = job.preprocessing
+    if start is not None:
+        how = start.preprocessing or how
+    return adapt(
+        *(job.model, images, config),
+        out=where,
+        resume=True,
+        preprocessing=how,
+        about={key: value for key, value in job.about.items() if key in ("backbone", "weights")},
+        max_bad=job.max_bad,
+        start=start,
+        report=start is None,
+        display=display or QuietDisplay(),
+    ).result
+
+
+def _least(config: CascadeConfig) -> int:
+    """The fewest images that an expert can be trained on: a batch, besides those that are held out."""
+    count = config.adapt.batch_size
+    while count - len(held_out(count, config.adapt)[0]) < config.adapt.batch_size:
+        count += 1
+    return count
+
+
+def _dispatcher(job: Job) -> MaskedModel:
+    masked = MaskedModel.from_pretrained(job.model, job.dispatcher / "mask.smn", name=DISPATCHER)
+    if masked.preprocessing is None:
+        masked.preprocessing = preprocessing_for(None, job.preprocessing, job.config.adapt.size)
+    return masked.eval().to(best_device())
+
+
+def _combine(job: Job, display: StagesDisplay) -> Cascade:
+    """Run all networks on all training images, and fit both combinations to what they say."""
+    masked, router = _dispatcher(job), job.clusters().router.to(best_device())
+    how, experts = masked.preprocessing, range(job.config.experts)
+    assert how is not None
+    for k in experts:
+        _load_expert(masked, job, k)
+    width = len(router.mean)
+    unconditional, conditional = Moments(width * (len(experts) + 1)), Moments(width * (len(experts) + 1))
+    every = _Every(masked, [DISPATCHER, *map(expert_name, experts)])
+    done = 0
+    for indices, rows, bad in embed_batches(every, job.images, how, batch_size=_BATCH):
+        if indices:
+            unconditional.add(rows)
+            route = router(rows[:, :width].to(router.mean.device)).cpu()
+            for k in sorted(set(route.tolist())):
+                columns = columns_of([0, 1 + k], width)
+                conditional.add(rows[route == k][:, columns], columns)
+        done += len(indices) + len(bad)
+        display.count(done, len(job.images))
+    combinations = {
+        CONDITIONAL: Combination.fit(conditional, width, job.config.scale),
+        UNCONDITIONAL: Combination.fit(unconditional, width, job.config.scale),
+    }
+    settings = {name: getattr(job.config, name) for name in ("router", "components", "scale")}
+    return Cascade(masked, router, combinations, how, settings)
+
+
+class _Every(nn.Module):
+    """The features of all masks, side by side."""
+
+    def __init__(self, masked: MaskedModel, names: list[str]) -> None:
+        super().__init__()
+        self.masked, self.names = masked, names
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        found = []
+        for name in self.names:
+            self.masked.set_mask(name)
+            found.append(self.masked(pixels).float())
+        return torch.cat(found, 1)
+
+
+def _load_expert(masked: MaskedModel, job: Job, index: int) -> None:
+    again = (
+        f"train it: `selfmask cascade expert {job.folder} --index {index}`, or run the command that began the cascade"
+    )
+    file = job.expert(index) / "mask.smn"
+    if not job.has_expert(index) or not file.is_file():
+        raise ExpertError(f"expert {index} is not trained", expected=file, found="nothing there", todo=again)
+    try:
+        masked.load_mask(file, expert_name(index))
+    except MaskFileError as error:
+        raise ExpertError(
+            f"the file of expert {index} cannot be used",
+            expected=f"a mask for the dispatcher's base in {file}",
+            found=error.what,
+            todo=f"remove {job.expert(index)}, then {again}",
+        ) from error
+
+
+def _stories(job: Job, folder: RunFolder) -> list[dict[str, Any]]:
+    """What the runs of the dispatcher and of every expert came to; nothing is known of a mask that was given."""
+    files = [job.dispatcher / "result.json", *(job.expert(k) / "result.json" for k in range(job.config.experts))]
+    return [folder.read_json(file) if file.exists() else {} for file in files]

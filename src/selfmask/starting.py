@@ -1,0 +1,93 @@
+"""Where a run begins, if not with all weights on: at what another run has learned."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from .errors import NotAMaskFileError, RunDamagedError
+from .maskfile import Preprocessing, inspect_mask_file
+from .maskfile.writer import write_atomically
+from .masking import MaskedModel
+from .objectives import Objective
+from .training.folder import checkpoint_file, read_checkpoint
+
+_HEADS = ("projector", "prototypes")
+
+
+@dataclasses.dataclass(frozen=True)
+class Start:
+    """A mask file and, from the folder of the run that wrote it, the scores behind it and its heads."""
+
+    mask: Path
+    checkpoint: str | None = None
+    """The name of the checkpoint in the run folder, if there is one."""
+
+    @staticmethod
+    def of(where: str | Path) -> Start:
+        """A run folder, or a mask file: of that alone only bits are known, and heads begin anew."""
+        path = Path(where)
+        folder, mask = (path, path / "mask.smn") if path.is_dir() else (path.parent, path)
+        if not mask.is_file():
+            raise NotAMaskFileError(
+                f"there is no mask to begin with in {path}" if path.is_dir() else f"there is no file {path}",
+                expected="the folder of a finished run, or a mask file (.smn)",
+                todo="check the path; a run that was cut short is finished by its command with --resume",
+            )
+        if mask.name != "mask.smn" or not (folder / "result.json").is_file():
+            return Start(mask)
+        try:
+            result = json.loads((folder / "result.json").read_text())
+            name = "last" if "best_step" not in result else "best" if result["best_step"] else None
+        except (OSError, ValueError, TypeError) as error:
+            raise RunDamagedError(f"{folder / 'result.json'} cannot be read", found=error) from error
+        return Start(mask, name if name and checkpoint_file(folder, name).is_file() else None)
+
+    @property
+    def preprocessing(self) -> Preprocessing | None:
+        return inspect_mask_file(self.mask)[0].preprocessing
+
+    def identity(self, model: nn.Module) -> str:
+        """Of the mask; a mask for another base is refused."""
+        return MaskedModel.from_pretrained(model, self.mask).pack().sha256[:16]
+
+    def begin(self, model: nn.Module) -> MaskedModel:
+        """The mask on its base, with its scores, ready to be trained on."""
+        masked = MaskedModel.from_pretrained(model, self.mask, is_trainable=True)
+        if (state := self._state()) is not None:
+            bits = masked.pack().sha256
+            masked.load_state_dict(masked.state_dict() | state["model"])
+            if masked.pack().sha256 != bits:
+                raise RunDamagedError(
+                    f"{self.mask} and the checkpoint beside it are of different runs",
+                    todo="give a copy of the mask file in another place, alone",
+                )
+        return masked
+
+    def heads(self, objective: Objective) -> bool:
+        """Put the learned heads in place; False if there are none that fit."""
+        state = self._state()
+        if state is None:
+            return False
+        own = objective.state_dict()
+        learned = {key: value for key, value in state["objective"].items() if key.partition(".")[0] in _HEADS}
+        if not learned or any(key not in own or own[key].shape != value.shape for key, value in learned.items()):
+            return False
+        objective.load_state_dict(own | learned)
+        return True
+
+    def copy_to(self, folder: Path) -> None:
+        """All that a run needs to begin there, in another folder."""
+        if self.checkpoint is not None:
+            # The mask last: where that is, all is.
+            file = checkpoint_file(self.mask.parent, self.checkpoint)
+            write_atomically(checkpoint_file(folder, self.checkpoint), file.read_bytes())
+            write_atomically(folder / "result.json", (self.mask.parent / "result.json").read_bytes())
+        write_atomically(folder / "mask.smn", self.mask.read_bytes())
+
+    def _state(self) -> dict[str, Any] | None:
+        return None if self.checkpoint is None else read_checkpoint(self.mask.parent, self.checkpoint)
