@@ -18,6 +18,7 @@ bench: .venv/ready-dev
 	$(BIN)/python -m benchmarks || status=1; \
 	$(BIN)/python -m benchmarks.adapting || status=1; \
 	$(BIN)/python -m benchmarks.evaluating || status=1; \
+	$(BIN)/python -m benchmarks.cascading || status=1; \
 	exit $$status
 
 format: .venv/ready-dev

@@ -31,6 +31,7 @@ def commands(page: Path) -> list[str]:
 def smaller(text: str) -> str:
     text = re.sub(r"--backbone \S+", "--backbone selfmask/tiny --batch-size 8 --steps 2", text)
     text = re.sub(r"^(selfmask compare .*)", r"\1 --adapt-steps 2 --seeds 1", text)
+    text = re.sub(r"^(selfmask cascade .*--backbone .*)", r"\1 --experts 2 --components 4 --router kmeans", text)
     text = text.replace('load_backbone("resnet50")', 'load_backbone("selfmask/tiny")')
     return re.sub(r"steps=\d+", "batch_size=8, steps=2", text)
 
@@ -43,7 +44,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/adapt.md", "docs/train.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/adapt.md", "docs/train.md", "docs/cascade.md"])
 def test_python_runs(place: Path, page: str) -> None:
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), flags=re.DOTALL)
     assert blocks

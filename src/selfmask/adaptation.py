@@ -166,7 +166,8 @@ def adapt(
         outside = began + time.perf_counter() - before
         masked.eval()
         if folder is not None:
-            if (result := folder.result or {}) == {}:
+            result = folder.result or {}
+            if not result or not (folder.path / "mask.smn").exists():
                 if with_report := report and out is not None:
                     display.say("measuring, and writing the report")
                 numbers = {"steps": steps, "seed": config.seed, "images": len(store) - len(store.bad)}

@@ -52,16 +52,22 @@ class Start:
         return inspect_mask_file(self.mask)[0].preprocessing
 
     def identity(self, model: nn.Module) -> str:
-        """Of the mask; a mask for another base is refused."""
-        return MaskedModel.from_pretrained(model, self.mask).pack().sha256[:16]
+        """Of the mask; what cannot be begun with is refused."""
+        return self.begin(model).pack().sha256[:16]
 
     def begin(self, model: nn.Module) -> MaskedModel:
         """The mask on its base, with its scores, ready to be trained on."""
         masked = MaskedModel.from_pretrained(model, self.mask, is_trainable=True)
         if (state := self._state()) is not None:
             bits = masked.pack().sha256
-            masked.load_state_dict(masked.state_dict() | state["model"])
-            if masked.pack().sha256 != bits:
+            try:
+                # Statistics are the mask's: those of the checkpoint may be from before they were estimated anew.
+                scores = {key: value for key, value in state["model"].items() if key.startswith("scores.")}
+                masked.load_state_dict(masked.state_dict() | scores)
+                same = masked.pack().sha256 == bits
+            except (KeyError, TypeError, AttributeError, RuntimeError):  # of other names, or other shapes
+                same = False
+            if not same:
                 raise RunDamagedError(
                     f"{self.mask} and the checkpoint beside it are of different runs",
                     todo="give a copy of the mask file in another place, alone",
@@ -80,14 +86,19 @@ class Start:
         objective.load_state_dict(own | learned)
         return True
 
-    def copy_to(self, folder: Path) -> None:
-        """All that a run needs to begin there, in another folder."""
+    def copy_to(self, folder: Path, model: nn.Module, how: Preprocessing) -> None:
+        """All that a run needs to begin there, in another folder; the mask then says how images are prepared."""
         if self.checkpoint is not None:
-            # The mask last: where that is, all is.
             file = checkpoint_file(self.mask.parent, self.checkpoint)
             write_atomically(checkpoint_file(folder, self.checkpoint), file.read_bytes())
             write_atomically(folder / "result.json", (self.mask.parent / "result.json").read_bytes())
-        write_atomically(folder / "mask.smn", self.mask.read_bytes())
+        # The mask last: where that is, all is.
+        if self.preprocessing is not None:
+            write_atomically(folder / "mask.smn", self.mask.read_bytes())
+        else:
+            masked = self.begin(model)
+            masked.preprocessing = how
+            masked.save_pretrained(folder / "mask.smn")
 
     def _state(self) -> dict[str, Any] | None:
         return None if self.checkpoint is None else read_checkpoint(self.mask.parent, self.checkpoint)

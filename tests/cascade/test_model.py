@@ -235,6 +235,8 @@ def rewritten(file: Path, to: Path, change: str) -> None:
         tensors["expert.0"] = tensors["expert.0"][:10].contiguous()
     elif change == "swapped":
         tensors["dispatcher"], tensors["expert.0"] = tensors["expert.0"], tensors["dispatcher"]
+    elif change == "hidden words":
+        metadata["about"] = metadata["about"].replace("gmm", "\\u001b[2J")
     elif change == "about":
         metadata["about"] = "{}"
     elif change == "version":
@@ -248,7 +250,9 @@ def rewritten(file: Path, to: Path, change: str) -> None:
 @pytest.mark.parametrize(
     ("change", "error"),
     [
-        *dict.fromkeys(("missing expert", "extra", "width", "many experts", "no number", "type", "about"), 0).items(),
+        *dict.fromkeys(
+            ("missing expert", "extra", "width", "many experts", "no number", "type", "about", "hidden words"), 0
+        ).items(),
         ("mask is no file", MaskFileError),
         ("swapped", MaskFileError),
         ("version", UnsupportedVersionError),
@@ -259,7 +263,35 @@ def test_files_made_to_mislead_are_refused(file: Path, tmp_path: Path, change: s
     rewritten(file, tmp_path / "other.smn", change)
     with pytest.raises(CorruptCascadeError if error == 0 else error):  # type: ignore[arg-type]
         Cascade.load(network(), tmp_path / "other.smn")
+    if change not in ("width", "swapped"):  # which only the base tells
+        with pytest.raises(MaskFileError):
+            inspect_cascade(tmp_path / "other.smn")
 
 
 def test_masks_have_the_names_of_their_networks(cascade: Cascade) -> None:
     assert cascade.masked.mask_names == [DISPATCHER, *map(expert_name, range(EXPERTS))]
+
+
+def test_a_header_that_would_fill_memory_is_not_read(tmp_path: Path) -> None:
+    size = 9 << 20
+    (tmp_path / "large.smn").write_bytes(struct.pack("<Q", size) + b" " * size)
+    assert not is_cascade(tmp_path / "large.smn")
+    with pytest.raises(MaskFileError):
+        Cascade.load(network(), tmp_path / "large.smn")
+
+
+def test_the_scale_that_is_set_is_the_one_that_is_saved(cascade: Cascade, tmp_path: Path) -> None:
+    cascade = copy.deepcopy(cascade)
+    cascade.scale = "none"
+    cascade.save(tmp_path / "plain.smn")
+    assert Cascade.load(network().eval(), tmp_path / "plain.smn").scale == "none"
+
+
+def test_images_none_of_which_can_be_read(cascade: Cascade) -> None:
+    class Bad(SomeImages):
+        def load(self, i: int, *, near: int | None = None) -> Tensor:
+            raise BadImageError("cannot read", found="nothing")
+
+    bad = Bad(clothes(4), range(4))
+    assert cascade.embed(bad).isnan().all()
+    assert cascade.route(bad).tolist() == [-1] * 4

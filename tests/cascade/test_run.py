@@ -18,10 +18,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
-from selfmask import AdaptConfig, Cascade, CascadeConfig, MaskedModel, adapt
-from selfmask.cascade.run import Job, collect, prepare, train_expert
+from selfmask import AdaptConfig, Cascade, CascadeConfig, MaskedModel, adapt, get_masked_model
+from selfmask.cascade.run import Job, _check_memory, collect, prepare, train_expert
+from selfmask.data import SomeImages
 from selfmask.errors import (
+    BadImageError,
     ClusterError,
     ConfigError,
     ExpertError,
@@ -30,8 +33,10 @@ from selfmask.errors import (
     RunDamagedError,
     RunError,
     RunMismatchError,
+    TooManyBadImagesError,
     WrongBaseError,
 )
+from selfmask.preparing import content_of
 from selfmask.starting import Start
 from selfmask.training.stages import StagesDisplay
 from tests.training.small import HOW, config, network
@@ -243,7 +248,7 @@ def test_an_expert_that_cannot_be_used_is_named_and_the_rest_is_kept(tmp_path: P
         adapt(network(norm=False), clothes(40), config(steps=1), out=tmp_path / "o", preprocessing=HOW, report=False)
         shutil.copy(tmp_path / "o/mask.smn", file)
     with pytest.raises(ExpertError, match="expert 1") as caught:
-        fit(out)
+        collect(job(out), StagesDisplay(None))
     assert "--index 1" in str(caught.value)
     shutil.rmtree(out / "experts/1")
     fit(out)
@@ -329,3 +334,137 @@ def test_epochs_become_the_same_number_of_steps() -> None:
         assert expert.number_of_steps(own // 64) == pytest.approx(150 * (50_000 // 64), rel=0.02)
     assert paper.expert(0, 50_000, 50).seed != paper.expert(1, 50_000, 50).seed
     assert paper.adapt.swav.queue_start == pytest.approx(1 / 5)
+
+
+# ---- what must not happen silently ---------------------------------------------------------------------------------
+
+
+def cut_after_dispatcher(out: Path, **more: Any) -> None:
+    class Cut(StagesDisplay):
+        def finished(self, name: str, seconds: float) -> None:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fit(out, display=Cut(None), **more)
+
+
+def test_a_dispatcher_of_other_settings_is_not_taken_for_this_one(tmp_path: Path, whole: Path) -> None:
+    cut_after_dispatcher(tmp_path / "own")
+    with pytest.raises(RunMismatchError, match="steps"):
+        fit(tmp_path / "own", cascade_config(steps=7))
+    adapt(network(), clothes(40), config(steps=3), out=tmp_path / "other", preprocessing=HOW, report=False)
+    with pytest.raises(RunMismatchError, match="another dispatcher"):
+        fit(tmp_path / "own", dispatcher=tmp_path / "other")
+    cut_after_dispatcher(tmp_path / "given", dispatcher=whole / "dispatcher")
+    with pytest.raises(RunMismatchError, match="given"):
+        fit(tmp_path / "given")
+    fit(tmp_path / "given", dispatcher=whole / "dispatcher")
+
+
+def test_other_images_are_not_taken_for_these(tmp_path: Path, whole: Path) -> None:
+    out = copied(whole, tmp_path / "run")
+    other = dataclasses.replace(job(out), images=clothes(IMAGES + 1))
+    for call in (lambda: collect(other, StagesDisplay(None)), lambda: train_expert(other, 0)):
+        with pytest.raises(RunMismatchError, match="not the images"):
+            call()
+    assert not (out / "cascade.smn").exists()
+
+
+def test_a_missing_mask_of_an_expert_is_made_again_by_its_command(tmp_path: Path, whole: Path) -> None:
+    out = copied(whole, tmp_path / "run")
+    before = (out / "experts/1/mask.smn").read_bytes()
+    (out / "experts/1/mask.smn").unlink()
+    train_expert(job(out), 1)
+    assert (out / "experts/1/mask.smn").read_bytes() == before
+    (out / "dispatcher/mask.smn").unlink()
+    (out / "router.safetensors").unlink()
+    fit(out)
+    assert (out / "cascade.smn").read_bytes() == (whole / "cascade.smn").read_bytes()
+
+
+def test_a_damaged_cascade_is_named_with_a_remedy_that_works(tmp_path: Path, whole: Path) -> None:
+    out = tmp_path / "run"
+    shutil.copytree(whole, out)
+    (out / "cascade.smn").write_bytes((whole / "cascade.smn").read_bytes()[:-9])
+    with pytest.raises(RunDamagedError, match="cascade") as caught:
+        fit(out)
+    assert "remove it" in str(caught.value)
+    (out / "cascade.smn").unlink()
+    fit(out)
+    assert (out / "cascade.smn").read_bytes() == (whole / "cascade.smn").read_bytes()
+
+
+def test_a_dispatcher_that_does_not_say_how_to_prepare_images(tmp_path: Path) -> None:
+    masked = get_masked_model(network(), config().mask)
+    masked.save_pretrained(tmp_path / "bare.smn")
+    cascade = fit(tmp_path / "run", dispatcher=tmp_path / "bare.smn")
+    assert cascade.preprocessing == HOW
+
+
+def test_a_dispatcher_of_another_size_is_refused(tmp_path: Path, whole: Path) -> None:
+    with pytest.raises(ConfigError, match="another size"):
+        fit(tmp_path / "run", cascade_config(size=24), dispatcher=whole / "dispatcher")
+
+
+def test_a_mask_and_a_checkpoint_of_different_runs_are_refused_before_any_work(tmp_path: Path, whole: Path) -> None:
+    shutil.copytree(whole / "dispatcher", tmp_path / "mixed")
+    shutil.copy(whole / "experts/0/mask.smn", tmp_path / "mixed/mask.smn")
+    with pytest.raises(RunDamagedError, match="different runs"):
+        fit(tmp_path / "run", dispatcher=tmp_path / "mixed")
+    shutil.copy(tmp_path / "mixed/mask.smn", tmp_path / "alone.smn")
+    fit(tmp_path / "run", dispatcher=tmp_path / "alone.smn")  # the remedy, in the same folder
+
+
+def test_statistics_are_those_of_the_mask(tmp_path: Path) -> None:
+    """Without a gate, they are estimated after the last checkpoint."""
+    settings = AdaptConfig.preset("fast", steps=3, batch_size=8, size=16, gate=False, score_lr=3000.0, track=())
+    adapt(network(), clothes(60), settings, out=tmp_path / "d", preprocessing=HOW, report=False)
+    mask = MaskedModel.from_pretrained(network(), tmp_path / "d/mask.smn").pack()
+    begun = Start.of(tmp_path / "d").begin(network()).pack()
+    assert mask.norm
+    assert all(torch.equal(value, begun.norm[name]) for name, value in mask.norm.items())
+
+
+def test_images_that_cannot_be_read_are_counted_with_a_given_dispatcher_too(tmp_path: Path, whole: Path) -> None:
+    class Bad(SomeImages):
+        def load(self, i: int, *, near: int | None = None) -> torch.Tensor:
+            if i % 3 == 0:
+                raise BadImageError("cannot read", found="nothing")
+            return super().load(i, near=near)
+
+    bad = Bad(clothes(IMAGES), range(IMAGES))
+    with pytest.raises(TooManyBadImagesError, match="50 of 150"):
+        Cascade.fit(network(), bad, cascade_config(), out=tmp_path / "run", dispatcher=whole / "dispatcher")
+
+
+@pytest.mark.parametrize("labels", [[-1] * IMAGES, [10**9] * IMAGES, None])
+def test_labels_of_any_kind_or_none(tmp_path: Path, whole: Path, labels: list[int] | None) -> None:
+    images = clothes(IMAGES)
+    images.labels = labels
+    images.classes = None
+    out = copied(whole, tmp_path / "run")
+    began = read(out / "config.json")
+    (out / "config.json").write_text(json.dumps(began | {"content": content_of(images)}))
+    collect(dataclasses.replace(job(out), images=images), StagesDisplay(None))
+    page = (out / "report.html").read_text()
+    assert ("most common of the cluster" in page) == (labels is not None and labels[0] > 0)
+
+
+def test_more_memory_than_there_is_is_not_asked_for() -> None:
+    with pytest.raises(ConfigError, match="memory") as caught:
+        _check_memory(64, 50_000)
+    assert "--experts" in str(caught.value)
+    _check_memory(5, 256)
+
+
+class Unsendable(nn.Sequential):
+    def __reduce_ex__(self, protocol: object) -> Any:
+        raise TypeError("cannot pickle this")
+
+
+def test_models_that_cannot_be_sent_to_another_process_are_refused(tmp_path: Path, whole: Path) -> None:
+    out = copied(whole, tmp_path / "run")
+    shutil.rmtree(out / "experts/2")
+    with pytest.raises(ConfigError, match="another process") as caught:
+        fit(out, model=Unsendable(*network()), workers=2)
+    assert "workers=1" in str(caught.value)

@@ -56,8 +56,10 @@ class Clusters:
             "a cluster is empty" if 0 in self.sizes else "a cluster has fewer images than a step of training takes",
             expected=f"at least {least} images in each of {len(self.sizes)} clusters, those held out included",
             found=", ".join(small),
-            todo="fewer experts, or k-means, whose clusters are more even (the dispatcher is kept): "
-            f"--experts {max(1, enough)}, --router kmeans",
+            todo="the dispatcher is kept: take fewer experts, or k-means, whose clusters are more even: "
+            f"--experts {max(1, enough)}, --router kmeans"
+            if len(self.sizes) > 1
+            else "add images, or give another folder and a smaller batch: --out, --batch-size",
         )
 
     # ---- storage ----------------------------------------------------------------------------------------------

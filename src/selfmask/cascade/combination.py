@@ -19,6 +19,7 @@ from .moments import Moments
 from .router import check_tensors
 
 _LARGEST = 127  # of a code
+_TAKEN = 1e-30  # variance; with less, a direction is not taken by any image
 _POWERS: Mapping[ScaleName, float] = {"whiten": -0.5, "none": 0.0, "eigenvalues": -1.0}
 
 
@@ -41,7 +42,7 @@ class Combination:
     """What the mean of e is mapped to: [width]."""
 
     def __post_init__(self) -> None:
-        width, taken = len(self.steps), self.variances > 0
+        width, taken = len(self.steps), self.variances > _TAKEN
         scales = torch.where(taken, self.variances, 1.0).double().pow(_POWERS[self.scale]).float() * taken
         object.__setattr__(self, "blocks", (self.codes.float() * (self.steps * scales)).view(-1, width, width))
         object.__setattr__(self, "offset", self.centre * scales)
@@ -49,11 +50,12 @@ class Combination:
     @staticmethod
     def fit(moments: Moments, width: int, scale: ScaleName = "whiten") -> Combination:
         """From the moments of all training images' e."""
-        found = moments.principal(width)
+        covariance = moments.covariance()
+        found = moments.principal(width, covariance)
         steps = (found.vectors.abs().amax(0) / _LARGEST).float()
         codes = (found.vectors / steps).round()
         rounded = codes * steps
-        variances = (rounded * (moments.covariance() @ rounded)).sum(0) * (found.variances > 0)
+        variances = (rounded * (covariance @ rounded)).sum(0) * (found.variances > 0)
         return Combination(codes.to(torch.int8), steps, variances.float(), (moments.mean @ rounded).float(), scale)
 
     def __call__(self, dispatcher: Tensor, experts: Mapping[int, Tensor]) -> Tensor:

@@ -11,7 +11,7 @@ from ..training.seeds import derive
 
 RouterName = Literal["gmm", "kmeans"]
 ScaleName = Literal["whiten", "none", "eigenvalues"]
-MAX_EXPERTS = 1000
+MAX_EXPERTS = 64  # so that the masks of a hostile file take no more memory than two copies of the base
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -35,7 +35,7 @@ class CascadeConfig:
     def __post_init__(self) -> None:
         for name, least, most in (("experts", 1, MAX_EXPERTS), ("components", 1, None)):
             value = getattr(self, name)
-            if value < least or (most is not None and value > most):
+            if type(value) is not int or value < least or (most is not None and value > most):
                 span = f"{least} or more" if most is None else f"{least} to {most}"
                 raise ConfigError(f"{name} is out of range", expected=span, found=value)
         for name, known in (("router", get_args(RouterName)), ("scale", get_args(ScaleName))):

@@ -22,8 +22,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from ..errors import CorruptCascadeError, NotAMaskFileError, UnsupportedVersionError
-from ..fitting import features_of
+from ..errors import (
+    CorruptCascadeError,
+    CorruptMaskFileError,
+    NotAMaskFileError,
+    RelativeMaskError,
+    UnsupportedVersionError,
+)
 from ..maskfile import Manifest, inspect_mask_file
 from ..maskfile.layout import MAX_HEADER, content_hash
 from ..maskfile.writer import in_one_order, write_atomically
@@ -35,7 +40,7 @@ from .router import Router
 
 FORMAT, VERSION = "selfmask-cascade", "1"
 _TYPES = {"U8", "I8", "F16", "F32"}
-_MAX_WIDTH = 1 << 20
+_MAX_WIDTH, _MAX_WORD = 1 << 20, 200
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +72,7 @@ def write_cascade(path: str | Path, cascade: Cascade) -> int:
     about = json.dumps(
         {
             **{"creator": f"selfmask {version('selfmask')}", "experts": cascade.experts, "width": cascade.width},
-            "settings": cascade.settings,
+            "settings": {**cascade.settings, "scale": cascade.scale},
         },
         sort_keys=True,
     )
@@ -84,14 +89,14 @@ def read_cascade(model: nn.Module, path: str | Path) -> Cascade:
     router = Router.of(groups["router"], width, experts)
     combinations = {name: Combination.of(groups[name], width, experts) for name in COMBINATIONS}
     with _unpacked(tensors, experts) as files:
-        masked = MaskedModel.from_pretrained(model, files[DISPATCHER], name=DISPATCHER)
+        with _named(path, DISPATCHER):
+            masked = MaskedModel.from_pretrained(model, files[DISPATCHER], name=DISPATCHER)
         for name, file in files.items():
             if name != DISPATCHER:
-                masked.load_mask(file, name)
+                with _named(path, name):
+                    masked.load_mask(file, name)
     if (how := masked.preprocessing) is None:
         raise CorruptCascadeError("the dispatcher does not say how to prepare images", expected="preprocessing")
-    if (found := features_of(masked, how.size[0])) != width:
-        raise CorruptCascadeError("the cascade is for a base of another width", expected=width, found=found)
     device = next(masked.base.parameters()).device
     return Cascade(masked, router, combinations, how, about["settings"]).eval().to(device)
 
@@ -103,7 +108,14 @@ def inspect_cascade(path: str | Path) -> CascadeAbout:
     parts |= {key: tensors[key].nbytes for key in _masks(about["experts"]).values()}
     for name in ("router", *COMBINATIONS):
         parts[name] = sum(value.nbytes for value in _group(tensors, name).values())
-    with _unpacked(tensors, about["experts"]) as files:
+    experts, width = about["experts"], about["width"]
+    Router.of(_group(tensors, "router"), width, experts)
+    for name in COMBINATIONS:
+        Combination.of(_group(tensors, name), width, experts)
+    with _unpacked(tensors, experts) as files:
+        for name, file in files.items():
+            with _named(path, name):
+                inspect_mask_file(file)
         manifest, _ = inspect_mask_file(files[DISPATCHER])
     return CascadeAbout(about["creator"], about["experts"], about["width"], about["settings"], manifest, parts)
 
@@ -111,10 +123,19 @@ def inspect_cascade(path: str | Path) -> CascadeAbout:
 def is_cascade(path: Path) -> bool:
     """Whether a file says that it is a cascade; not whether it is sound."""
     try:
+        if not _header_fits(path):
+            return False
         with safe_open(path, "pt") as file:
             return (file.metadata() or {}).get("format") == FORMAT
     except (SafetensorError, OSError):
         return False
+
+
+def _header_fits(path: Path) -> bool:
+    """Whether the header is within bounds: to read a larger one would fill memory."""
+    with path.open("rb") as start:
+        header, size = int.from_bytes(start.read(8), "little"), os.fstat(start.fileno()).st_size
+    return header <= min(MAX_HEADER, size - 8)
 
 
 def _masks(experts: int) -> dict[str, str]:
@@ -127,12 +148,10 @@ def _group(tensors: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """All of the file, whole: nothing in it is compressed, so that its size bounds what it takes in memory."""
+    """All of the file, whole, as it is: coded masks are for the reader of mask files."""
     try:
-        with path.open("rb") as start:
-            header, size = int.from_bytes(start.read(8), "little"), os.fstat(start.fileno()).st_size
-        if header > min(MAX_HEADER, size - 8):
-            raise CorruptCascadeError(f"{path} is no cascade file, or is cut off", found=f"{size} bytes")
+        if not _header_fits(path):
+            raise CorruptCascadeError(f"{path} is no cascade file, or is cut off")
         with safe_open(path, "pt") as file:
             about = _about(path, file.metadata() or {})
             keys = sorted(file.keys())
@@ -181,9 +200,21 @@ def _about(path: Path, metadata: Mapping[str, str]) -> dict[str, Any]:
             raise TypeError("of the wrong kind")
         if not (1 <= experts <= MAX_EXPERTS and 1 <= width <= _MAX_WIDTH):
             raise ValueError(f"{experts} experts of width {width}")
+        words = [creator, *settings, *(value for value in settings.values() if not isinstance(value, int | float))]
+        if not all(isinstance(word, str) and word.isprintable() and len(word) < _MAX_WORD for word in words):
+            raise ValueError("words that cannot be shown")
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise CorruptCascadeError("what the cascade says of itself is damaged", found=repr(error)[:200]) from error
     return {"experts": experts, "width": width, "creator": creator, "settings": settings}
+
+
+@contextmanager
+def _named(path: str | Path, name: str) -> Iterator[None]:
+    """Errors of a mask within name the cascade, not a file that is there for a moment."""
+    try:
+        yield
+    except (NotAMaskFileError, CorruptMaskFileError, RelativeMaskError) as error:
+        raise CorruptCascadeError(f"the {name} in {path} cannot be read", found=error.found) from error
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ..data import open_images
 from ..embedding import Progress, embed
-from ..errors import ConfigError
+from ..errors import ConfigError, CorruptCascadeError
 from ..fitting import as_vectors
 from ..maskfile import Fingerprints, Preprocessing
 from ..masking import MaskedModel
@@ -119,21 +119,25 @@ class Cascade(nn.Module):
     ) -> Tensor:
         """A row for each image of a folder, a data set or whatever `adapt` takes; NaN where one could not be read."""
         combination = self._known(combination or self.combination)
-        rows = self._all(lambda pixels: self.vectors(pixels, [combination])[0], images, batch_size, progress)
-        return rows
+        return self._all(
+            lambda pixels: self.vectors(pixels, [combination])[0], self.width, images, batch_size, progress
+        )
 
     def route(self, images: Any, *, batch_size: int = 256, progress: Progress | None = None) -> Tensor:
         """The number of the expert for each image; -1 where one could not be read."""
         chosen = self._all(
-            lambda pixels: self.router(self._run(DISPATCHER, pixels))[:, None], images, batch_size, progress
+            lambda pixels: self.router(self._run(DISPATCHER, pixels))[:, None], 1, images, batch_size, progress
         )
         return chosen[:, 0].nan_to_num(-1).long()
 
-    def _all(self, run: Callable[[Tensor], Tensor], images: Any, batch_size: int, progress: Progress | None) -> Tensor:
+    def _all(
+        self, run: Callable[[Tensor], Tensor], width: int, images: Any, batch_size: int, progress: Progress | None
+    ) -> Tensor:
         source = open_images(images)
         rows, kept = embed(_Call(self, run), source, self.preprocessing, batch_size=batch_size, progress=progress)
-        result = torch.full((len(source), rows.shape[1]), torch.nan)
-        result[kept] = rows
+        result = torch.full((len(source), width), torch.nan)
+        if kept:
+            result[kept] = rows
         return result
 
     def forward(self, pixels: Tensor) -> Tensor:
@@ -170,7 +174,12 @@ class Cascade(nn.Module):
 
     def _run(self, mask: str, pixels: Tensor) -> Tensor:
         self.masked.set_mask(mask)
-        return as_vectors(self.masked(pixels)).float()
+        features = as_vectors(self.masked(pixels)).float()
+        if features.shape[1] != self.width:
+            raise CorruptCascadeError(
+                "the cascade was made for a base of another width", expected=self.width, found=features.shape[1]
+            )
+        return features
 
     def _known(self, combination: str) -> str:
         if combination not in self.combinations:
@@ -193,13 +202,14 @@ class Cascade(nn.Module):
         tensors |= {f"router.{name}": value for name, value in self.router.tensors().items()}
         for name, combination in self.combinations.items():
             tensors |= {f"{name}.{key}": value for key, value in combination.tensors().items()}
-        masks = []
-        for name in (DISPATCHER, *map(expert_name, range(self.experts))):
-            self.masked.set_mask(name)
-            mask = self.masked.pack()
-            masks.append(mask.sha256)
-            tensors |= {f"{name}.{key}": value for key, value in mask.norm.items()}
+        masks = [self.mask_identity(name) for name in (DISPATCHER, *map(expert_name, range(self.experts)))]
         return hashlib.sha256(json.dumps([Fingerprints().of(tensors), masks, self.scale]).encode()).hexdigest()
+
+    def mask_identity(self, name: str) -> str:
+        """A hash of a mask's bits and statistics."""
+        self.masked.set_mask(name)
+        mask = self.masked.pack()
+        return mask.sha256 + Fingerprints().of(mask.norm)
 
 
 class _Call(nn.Module):

@@ -49,9 +49,9 @@ class Moments:
         """The unbiased one: over n - 1."""
         return (self._products - torch.outer(self._sum, self._sum) / self.count) / max(1, self.count - 1)
 
-    def principal(self, count: int) -> Principal:
+    def principal(self, count: int, covariance: Tensor | None = None) -> Principal:
         """The `count` directions of most variance. Where there is none but rounding, it is exactly 0."""
-        values, vectors = torch.linalg.eigh(self.covariance())
+        values, vectors = torch.linalg.eigh(self.covariance() if covariance is None else covariance)
         values, vectors = values.flip(0)[:count], vectors.flip(1)[:, :count]
         # A direction and its opposite are equally good; one of them is chosen, so that results can be compared.
         largest = vectors.gather(0, vectors.abs().argmax(0, keepdim=True))

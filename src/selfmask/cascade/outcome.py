@@ -8,7 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from sklearn.manifold import TSNE
+from threadpoolctl import threadpool_limits
 
 from ..data import Images
 from ..data.sources import SomeImages
@@ -50,13 +52,13 @@ def write_outcome(
         "seconds": {name: seconds for name, seconds in learning if seconds},
     }
     progress(1, len(_MAPS) + 2)
-    shown = [_shown(images, clusters, k, stories[1 + k]) for k in range(cascade.experts)]
+    labels, names = _labels(images)
+    shown = [_shown(images, clusters, k, stories[1 + k], labels) for k in range(cascade.experts)]
     maps, place = _maps(cascade, images, clusters, config.seed, progress)
-    labelled = images.labels is not None
-    experts = dict(zip(clusters.numbers.tolist(), clusters.experts.tolist(), strict=True))
-    names = [str(number) for number in range(cascade.experts)]
-    if labelled:
-        names = images.classes or [str(number) for number in range(max(images.labels or [0]) + 1)]
+    colours = labels
+    if labels is None:
+        names = [str(number) for number in range(cascade.experts)]
+        colours = dict(zip(clusters.numbers.tolist(), clusters.experts.tolist(), strict=True))
     asked = json.loads((folder.path / "config.json").read_text())
     result["seconds"]["report"] = time.perf_counter() - start
     write_cascade_report(
@@ -66,10 +68,10 @@ def write_outcome(
             config=asked,
             result=result,
             clusters=shown,
-            classes=names if labelled else (),
+            classes=names if labels is not None else (),
             maps=maps,
-            colours=[images.labels[i] if images.labels is not None else experts[i] for i in place],
-            coloured_by="class" if labelled else "cluster",
+            colours=[(colours or {})[i] for i in place],
+            coloured_by="cluster" if labels is None else "class",
             names=names,
         ),
     )
@@ -103,13 +105,25 @@ def _changes(cascade: Cascade) -> list[float]:
     return changes
 
 
-def _shown(images: Images, clusters: Clusters, k: int, story: Mapping[str, Any]) -> ClusterShown:
+def _labels(images: Images) -> tuple[dict[int, int] | None, list[str]]:
+    """The class of each image, counted from 0, and what the classes are called; numbers below 0 are no classes."""
+    if images.labels is None or min(images.labels) < 0:
+        return None, []
+    used = sorted(set(images.labels))
+    place = {label: number for number, label in enumerate(used)}
+    names = [images.classes[label] if images.classes and label < len(images.classes) else str(label) for label in used]
+    return {i: place[label] for i, label in enumerate(images.labels)}, names
+
+
+def _shown(
+    images: Images, clusters: Clusters, k: int, story: Mapping[str, Any], labels: Mapping[int, int] | None
+) -> ClusterShown:
     own = clusters.experts == k
     order = clusters.distances[own].argsort(stable=True)
     numbers = clusters.numbers[own][order].tolist()
     counts: list[int] = []
-    if images.labels is not None:
-        counts = np.bincount([images.labels[i] for i in numbers], minlength=max(images.labels) + 1).tolist()
+    if labels is not None:
+        counts = np.bincount([labels[i] for i in numbers], minlength=max(labels.values()) + 1).tolist()
     return ClusterShown(
         size=len(numbers),
         nearest=[images[i] for i in numbers[:_SHOWN]],
@@ -132,8 +146,9 @@ def _maps(
     for number, (title, vectors) in enumerate(zip(_MAPS.values(), rows.chunk(len(_MAPS), 1), strict=True)):
         if len(vectors) > 3:
             perplexity = min(30.0, (len(vectors) - 1) / 3)
-            maps[title] = TSNE(perplexity=perplexity, init="pca", random_state=seed % 2**32).fit_transform(
-                vectors.numpy()
-            )
+            tsne = TSNE(perplexity=perplexity, init="pca", random_state=seed % 2**32)
+            # As many threads as torch has: left to itself it takes all cores, and waits for those that are busy.
+            with threadpool_limits(torch.get_num_threads()):
+                maps[title] = tsne.fit_transform(vectors.numpy())
         progress(number + 2, len(_MAPS) + 2)
     return maps, [place[i] for i in kept]

@@ -7,8 +7,10 @@ import math
 import warnings
 from collections.abc import Mapping
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from sklearn.cluster import KMeans
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.mixture import GaussianMixture
@@ -50,6 +52,8 @@ class Router:
                 found=f"{images} images with {width} features each",
                 todo=f"add images, or take fewer: --components {max(1, min(images - 1, width) // 2)}",
             )
+        if not bool(features.isfinite().all()):
+            raise ClusterError("the dispatcher's features are no numbers", todo="adapt it anew, in float32")
         if images < config.experts:
             raise ClusterError("fewer images than experts", expected=config.experts, found=images, todo="--experts 1")
         moments = Moments(width)
@@ -67,33 +71,14 @@ class Router:
         # Rounded as they are stored, and before anything depends on them.
         mean, components = (part.half().float() for part in (moments.mean, found.vectors / found.variances.sqrt()))
         z = ((F.normalize(features, dim=1) - mean) @ components).double().numpy()
-        size = (config.experts, config.components)
-        if config.router == "kmeans":
-            clusters = KMeans(config.experts, n_init=10, random_state=config.seed % 2**32).fit(z)
-            precisions = torch.eye(config.components).expand(config.experts, -1, -1).contiguous()
-            return Router(
-                mean, components, torch.from_numpy(clusters.cluster_centers_).float(), precisions, torch.zeros(size[0])
-            )
-        mixture = GaussianMixture(
-            config.experts, covariance_type="full", random_state=config.seed % 2**32, max_iter=300
-        )
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", ConvergenceWarning)  # any mixture routes; a better one routes better
-                mixture.fit(z)
+            return Router(mean, components, *_clusters(z, config))
         except ValueError as error:
             raise ClusterError(
-                f"no mixture of {config.experts} could be fitted",
+                f"no {config.experts} clusters could be found",
                 found=str(error).splitlines()[0],
                 todo="choose k-means, or fewer experts: --router kmeans, --experts",
             ) from error
-        return Router(
-            mean,
-            components,
-            torch.from_numpy(mixture.means_).float(),
-            torch.from_numpy(mixture.precisions_cholesky_).float(),
-            torch.from_numpy(mixture.weights_).log().float(),
-        )
 
     @property
     def experts(self) -> int:
@@ -139,6 +124,21 @@ class Router:
         }
         check_tensors("router", tensors, shapes)
         return Router(**{name: tensors[name].float() for name in shapes})
+
+
+def _clusters(z: NDArray[np.float64], config: CascadeConfig) -> tuple[Tensor, Tensor, Tensor]:
+    """Centres, precisions and logarithms of weights."""
+    seed = config.seed % 2**32
+    if config.router == "kmeans":
+        found = KMeans(config.experts, n_init=10, random_state=seed).fit(z)
+        precisions = torch.eye(config.components).expand(config.experts, -1, -1).contiguous()
+        return torch.from_numpy(found.cluster_centers_).float(), precisions, torch.zeros(config.experts)
+    mixture = GaussianMixture(config.experts, covariance_type="full", random_state=seed, max_iter=300)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # any mixture routes; a better one routes better
+        mixture.fit(z)
+    precisions, weights = (torch.from_numpy(part) for part in (mixture.precisions_cholesky_, mixture.weights_))
+    return torch.from_numpy(mixture.means_).float(), precisions.float(), weights.log().float()
 
 
 def check_tensors(what: str, tensors: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]]) -> None:

@@ -10,6 +10,8 @@ report.html, result.json
 from __future__ import annotations
 
 import dataclasses
+import json
+import os
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -23,11 +25,19 @@ from ..adaptation import adapt, held_out
 from ..data import Images, open_images
 from ..data.sources import SomeImages
 from ..embedding import embed, embed_batches
-from ..errors import ConfigError, ExpertError, MaskFileError
+from ..errors import (
+    ConfigError,
+    ExpertError,
+    MaskFileError,
+    RunDamagedError,
+    RunMismatchError,
+    TooManyBadImagesError,
+)
 from ..loading import best_device
 from ..maskfile import Fingerprints, Preprocessing
 from ..masking import MaskedModel
 from ..preparing import content_of, preprocessing_for
+from ..presets import AdaptConfig
 from ..starting import Start
 from ..training import Processes, RunFolder, open_folder
 from ..training.display import Display, QuietDisplay
@@ -40,6 +50,7 @@ from .moments import Moments
 
 FILE = "cascade.smn"
 _ROUTER = "router.safetensors"
+_COVARIANCES = 5  # as large as the sums of both combinations, and what finding their components takes
 _BATCH = 256  # images in a forward pass, where nothing is learned
 _A_STEP = 8  # what training costs an image of a batch, in forward passes: two views, their gradients, a frozen view
 _PICTURES = 5000  # what the report costs, in forward passes
@@ -65,10 +76,15 @@ class Job:
         return self.folder / "experts" / str(index)
 
     def has_expert(self, index: int) -> bool:
-        return (self.expert(index) / "result.json").exists()
+        return all((self.expert(index) / name).exists() for name in ("mask.smn", "result.json"))
 
     def clusters(self) -> Clusters:
         return Clusters.load(self.folder / _ROUTER, self.config)
+
+    @property
+    def has_mask(self) -> bool:
+        """Whether there is a dispatcher."""
+        return (self.dispatcher / "mask.smn").exists()
 
     @property
     def missing(self) -> list[int]:
@@ -97,6 +113,8 @@ def fit(
     workers: experts that are trained at a time, each in a process of its own.
     """
     display = display or StagesDisplay(None)
+    if workers < 1:
+        raise ConfigError("experts need a process to be trained in", expected="1 or more workers", found=workers)
     with tempfile.TemporaryDirectory() if out is None else nullcontext(str(out)) as place:
         job = Job(
             *(model, open_images(images), config or CascadeConfig(), Path(place)),
@@ -116,14 +134,27 @@ def prepare(job: Job, dispatcher: str | Path | None, display: StagesDisplay) -> 
 
 def collect(job: Job, display: StagesDisplay) -> Cascade:
     """The last stages, once all experts are trained."""
-    if not (job.folder / _ROUTER).exists():
-        raise ExpertError(
-            f"the cascade in {job.folder} has no router yet",
-            todo="run the command that began it again, with --prepare for this stage alone",
-        )
+    check_begun(job)
     with open_folder(job.folder, True, Processes()) as folder, display.stages(*_plan(job)):
         assert folder is not None
         return finish(job, folder, display)
+
+
+def check_begun(job: Job) -> None:
+    """Whether experts can be trained here, or collected: there is a router, and images are those it was made for."""
+    if not (job.folder / _ROUTER).exists():
+        raise ExpertError(
+            f"the cascade in {job.folder} has no router yet",
+            todo="run the command that began it again, with --prepare for that stage alone",
+        )
+    began = json.loads((job.folder / "config.json").read_text())
+    if began.get("content") != (content := content_of(job.images)):
+        raise RunMismatchError(
+            f"these are not the images that the cascade in {job.folder} was begun with",
+            expected=began.get("content"),
+            found=f"{content}, {len(job.images):,} images",
+            todo="give the same images, with the same names: --data",
+        )
 
 
 @contextmanager
@@ -136,7 +167,7 @@ def opened(job: Job, given: str | Path | None) -> Iterator[RunFolder]:
         )
     with open_folder(job.folder, True, Processes()) as folder:
         assert folder is not None
-        dispatcher = None if given is None else Start.of(given).identity(job.model)
+        dispatcher = None if given is None else _identity(job, Start.of(given))
         what = {"base": Fingerprints().of(job.model.state_dict())[:16], "content": content_of(job.images)}
         folder.begin({**job.about, **what, "dispatcher": dispatcher, "cascade": job.config.to_dict()})
         yield folder
@@ -145,28 +176,82 @@ def opened(job: Job, given: str | Path | None) -> Iterator[RunFolder]:
 # ---- stages -------------------------------------------------------------------------------------------------------
 
 
+def _identity(job: Job, given: Start) -> str:
+    """Of a dispatcher that was given; one that cannot be used is refused."""
+    size, how = job.config.adapt.size, given.preprocessing
+    if size is not None and how is not None and how.size != (size, size):
+        raise ConfigError(
+            f"{given.mask} was learned on images of another size",
+            expected=how.size,
+            found=size,
+            todo="leave out --size",
+        )
+    return given.identity(job.model)
+
+
 def begin(job: Job, given: str | Path | None, display: StagesDisplay) -> None:
     """The dispatcher, and the clusters that its features fall into."""
-    if not (job.dispatcher / "mask.smn").exists() or (given is None and not (job.dispatcher / "result.json").exists()):
-        with display.stage(_DISPATCHER):
-            if given is not None:
-                Start.of(given).copy_to(job.dispatcher)
-            else:
-                _adapt(job, job.images, job.config.adapt, job.dispatcher, display)
-    if not (job.folder / _ROUTER).exists():
-        with display.stage(_CLUSTERS):
-            masked = _dispatcher(job)
-            assert masked.preprocessing is not None
-            features, kept = embed(masked, job.images, masked.preprocessing, batch_size=_BATCH, progress=display.count)
-            clusters = Clusters.fit(features, kept, job.config)
-            clusters.check(_least(job.config))
-            clusters.save(job.folder / _ROUTER)
+    if (job.folder / _ROUTER).exists():
+        return
+    with display.stage(_DISPATCHER):
+        if given is None:
+            if job.has_mask and not (job.dispatcher / "config.json").exists():
+                raise RunMismatchError(
+                    f"the cascade in {job.folder} was begun with a dispatcher that was given",
+                    todo="give it again, --dispatcher, or begin in another folder: --out",
+                )
+            # Also where it is finished: other settings than those it began with are refused.
+            _adapt(job, job.images, job.config.adapt, job.dispatcher, display)
+        elif not job.has_mask:
+            how = preprocessing_for(Preprocessing.of_model(job.model)[1], job.preprocessing, job.config.adapt.size)
+            Start.of(given).copy_to(job.dispatcher, job.model, how)
+        elif (there := Start.of(job.dispatcher).identity(job.model)) != _identity(job, Start.of(given)):
+            raise RunMismatchError(
+                f"the cascade in {job.folder} has another dispatcher",
+                expected=there,
+                found=given,
+                todo="give the one it was begun with, or begin in another folder: --out",
+            )
+    with display.stage(_CLUSTERS):
+        masked = _dispatcher(job)
+        assert masked.preprocessing is not None
+        features, kept = embed(masked, job.images, masked.preprocessing, batch_size=_BATCH, progress=display.count)
+        _check_readable(job, len(kept))
+        clusters = Clusters.fit(features, kept, job.config)
+        clusters.check(_least(job.config))
+        _check_memory(job.config.experts, features.shape[1])
+        clusters.save(job.folder / _ROUTER)
+
+
+def _check_readable(job: Job, readable: int) -> None:
+    bad = len(job.images) - readable
+    if bad > job.max_bad * len(job.images):
+        raise TooManyBadImagesError(
+            f"{bad:,} of {len(job.images):,} images cannot be read",
+            expected=f"at most {job.max_bad:.0%}",
+            found=f"{bad / len(job.images):.0%}",
+            todo="check the images, or allow more: --max-bad",
+        )
+
+
+def _check_memory(experts: int, width: int) -> None:
+    """Before experts are trained in vain: the covariance of all features is the largest thing a cascade needs."""
+    needed = _COVARIANCES * 8 * ((experts + 1) * width) ** 2
+    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > there:
+        raise ConfigError(
+            f"to combine {experts} experts of {width:,} features takes more memory than there is",
+            expected=f"about {needed / 2**30:.0f} GB",
+            found=f"{there / 2**30:.0f} GB",
+            todo="take fewer experts: --experts",
+        )
 
 
 def train_expert(job: Job, index: int, display: Display | None = None) -> dict[str, Any]:
     """One expert, and no other; what it came to."""
     if not 0 <= index < job.config.experts:
         raise ConfigError("there is no such expert", expected=f"0 to {job.config.experts - 1}", found=index)
+    check_begun(job)
     clusters = job.clusters()
     own = clusters.members(index)
     config = job.config.expert(index, len(clusters.numbers), len(own))
@@ -175,15 +260,12 @@ def train_expert(job: Job, index: int, display: Display | None = None) -> dict[s
 
 def train_experts(job: Job, workers: int, display: StagesDisplay) -> None:
     """All experts that are still to be trained, one after the other or side by side."""
-    if workers < 1:
-        raise ConfigError("experts need a process to be trained in", expected="1 or more workers", found=workers)
-    missing = job.missing
-    if min(workers, len(missing)) > 1:
+    if workers > 1:  # also for one that is left: with other threads than it began with, sums are rounded otherwise
         from .workers import side_by_side
 
-        side_by_side(job, missing, workers, display)
+        side_by_side(job, job.missing, min(workers, job.config.experts), display)
         return
-    for index in missing:
+    for index in job.missing:
         with display.stage(expert_name(index)):
             train_expert(job, index, display)
 
@@ -194,7 +276,11 @@ def finish(job: Job, folder: RunFolder, display: StagesDisplay) -> Cascade:
     if not path.exists():
         with display.stage(_COMBINATIONS):
             _combine(job, display).save(path)
-    cascade = Cascade.load(job.model, path).to(best_device())
+    try:
+        cascade = Cascade.load(job.model, path).to(best_device())
+    except MaskFileError as error:
+        todo = "remove it, and run the same command again: all experts are kept"
+        raise RunDamagedError(f"{path} cannot be used", found=error.what, todo=todo) from error
     if folder.result is None:
         from .outcome import write_outcome  # here, because matplotlib takes its time
 
@@ -215,7 +301,7 @@ def _plan(job: Job) -> tuple[dict[str, float], list[str]]:
     costs |= {expert_name(k): training for k in range(config.experts)}
     costs |= {_COMBINATIONS: float(images * (config.experts + 1)), _REPORT: float(_PICTURES)}
     has = {
-        **{_DISPATCHER: (job.dispatcher / "mask.smn").exists(), _CLUSTERS: (job.folder / _ROUTER).exists()},
+        **{_DISPATCHER: job.has_mask, _CLUSTERS: (job.folder / _ROUTER).exists()},
         **{expert_name(k): job.has_expert(k) for k in range(config.experts)},
         **{_COMBINATIONS: (job.folder / FILE).exists(), _REPORT: (job.folder / "result.json").exists()},
     }
@@ -223,11 +309,11 @@ def _plan(job: Job) -> tuple[dict[str, float], list[str]]:
 
 
 def _adapt(
-    job: Job, images: Images, config: Any, where: Path, display: Display | None, start: Start | None = None
+    job: Job, images: Images, config: AdaptConfig, where: Path, display: Display | None, start: Start | None = None
 ) -> dict[str, Any]:
     how = job.preprocessing
-    if start is not None:
-        how = start.preprocessing or how
+    if start is not None:  # experts see images as the dispatcher does
+        how, config = start.preprocessing, dataclasses.replace(config, size=None)
     return adapt(
         *(job.model, images, config),
         out=where,
@@ -250,10 +336,7 @@ def _least(config: CascadeConfig) -> int:
 
 
 def _dispatcher(job: Job) -> MaskedModel:
-    masked = MaskedModel.from_pretrained(job.model, job.dispatcher / "mask.smn", name=DISPATCHER)
-    if masked.preprocessing is None:
-        masked.preprocessing = preprocessing_for(None, job.preprocessing, job.config.adapt.size)
-    return masked.eval().to(best_device())
+    return MaskedModel.from_pretrained(job.model, job.dispatcher / "mask.smn", name=DISPATCHER).eval().to(best_device())
 
 
 def _combine(job: Job, display: StagesDisplay) -> Cascade:
@@ -276,10 +359,9 @@ def _combine(job: Job, display: StagesDisplay) -> Cascade:
                 conditional.add(rows[route == k][:, columns], columns)
         done += len(indices) + len(bad)
         display.count(done, len(job.images))
-    combinations = {
-        CONDITIONAL: Combination.fit(conditional, width, job.config.scale),
-        UNCONDITIONAL: Combination.fit(unconditional, width, job.config.scale),
-    }
+    combinations = {CONDITIONAL: Combination.fit(conditional, width, job.config.scale)}
+    del conditional  # a covariance of all features is large
+    combinations[UNCONDITIONAL] = Combination.fit(unconditional, width, job.config.scale)
     settings = {name: getattr(job.config, name) for name in ("router", "components", "scale")}
     return Cascade(masked, router, combinations, how, settings)
 

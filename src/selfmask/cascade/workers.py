@@ -6,15 +6,17 @@ import dataclasses
 import json
 import multiprocessing
 import os
+import pickle
+import tempfile
 import threading
 import time
-from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
-from ..errors import InterruptedRunError, RunError, SelfmaskError
+from ..errors import ConfigError, InterruptedRunError, RunError, SelfmaskError
 from ..training.loop import stop_flag
 from ..training.stages import StagesDisplay
 from .model import expert_name
@@ -25,8 +27,8 @@ _LOOK = 0.2  # seconds between two looks at how far the others are
 
 class _Running(NamedTuple):
     process: SpawnProcess
-    trouble: Connection
-    """What an error comes home through."""
+    trouble: Path
+    """Where it leaves an error."""
     begun: float
 
 
@@ -34,16 +36,18 @@ def side_by_side(job: Job, indices: list[int], workers: int, display: StagesDisp
     """Train these experts, so many at a time; what one has learned is kept, whatever becomes of the others.
 
     A process is asked to end by a signal, which the training loop takes as: finish this step, and save. (The pools of
-    the standard library hang when a process of theirs gets one while it waits.)
+    the standard library hang when a process of theirs gets one while it waits.) Job and errors go through files: a
+    process that ends while the other writes to a pipe would leave it waiting for ever.
     """
-    threads = max(1, (os.cpu_count() or 1) // min(workers, len(indices)))
-    job = dataclasses.replace(job, model=job.model.cpu())
+    threads = max(1, (os.cpu_count() or 1) // workers)
     todo, running = list(indices), dict[int, _Running]()
-    with stop_flag() as asked_to_stop:
+    with tempfile.TemporaryDirectory() as place, stop_flag() as asked_to_stop:
+        file = Path(place) / "job"
+        file.write_bytes(_pickled(dataclasses.replace(job, model=job.model.cpu())))
         try:
             while todo or running:
                 while todo and len(running) < workers:
-                    running[todo[0]] = _begin(job, todo[0], threads)
+                    running[todo[0]] = _begin(file, todo[0], threads)
                     del todo[0]
                 time.sleep(_LOOK)
                 if asked_to_stop():
@@ -64,32 +68,46 @@ def side_by_side(job: Job, indices: list[int], workers: int, display: StagesDisp
                 each.process.join()
 
 
-def _begin(job: Job, index: int, threads: int) -> _Running:
+def _pickled(job: Job) -> bytes:
+    try:
+        return pickle.dumps(job)
+    except Exception as error:  # whatever a model or a data set of the user's raises
+        raise ConfigError(
+            "the model or the images cannot be sent to another process",
+            found=f"{type(error).__name__}: {error}",
+            todo="train one expert at a time: workers=1",
+        ) from error
+
+
+def _begin(file: Path, index: int, threads: int) -> _Running:
     # Started anew, not forked: a copy of a process that has threads may hang.
-    context = multiprocessing.get_context("spawn")
-    here, there = context.Pipe(duplex=False)
-    process = context.Process(target=_train, args=(job, index, threads, os.getpid(), there), daemon=True)
+    trouble = file.with_name(f"trouble-{index}")
+    arguments = (str(file), str(trouble), index, threads, os.getpid())
+    process = multiprocessing.get_context("spawn").Process(target=_train, args=arguments)
     process.start()
-    there.close()
-    return _Running(process, here, time.monotonic())
+    return _Running(process, trouble, time.monotonic())
 
 
 def _check(each: _Running, index: int) -> None:
     """Raise what went wrong in a process that has ended."""
-    try:
-        if each.trouble.poll():
-            raise each.trouble.recv()
-    except EOFError:
-        pass
-    if each.process.exitcode != 0:
+    if each.trouble.exists():
+        raise pickle.loads(each.trouble.read_bytes())  # noqa: S301 - our own, in a folder that is ours alone
+    code = each.process.exitcode or 0
+    if code < 0:
         raise RunError(
             f"the process that trained expert {index} was ended from outside",
-            found=f"exit code {each.process.exitcode}",
+            found=f"signal {-code}",
             todo="run the same command again to go on from there; with fewer --workers, if memory ran out",
+        )
+    if code > 0:
+        raise RunError(
+            f"the process that trained expert {index} failed; its error is above",
+            found=f"exit code {code}",
+            todo='in a script, call it under `if __name__ == "__main__":`; or train one at a time: workers=1',
         )
 
 
-def _train(job: Job, index: int, threads: int, parent: int, trouble: Connection) -> None:
+def _train(job: str, trouble: str, index: int, threads: int, parent: int) -> None:
     """In the new process: its share of the cores, and an end when the parent is gone, however that came."""
     torch.set_num_threads(threads)
 
@@ -100,9 +118,11 @@ def _train(job: Job, index: int, threads: int, parent: int, trouble: Connection)
 
     threading.Thread(target=watch, daemon=True).start()
     try:
-        train_expert(job, index)
+        train_expert(pickle.loads(Path(job).read_bytes()), index)  # noqa: S301 - our own, as above
     except SelfmaskError as error:
-        trouble.send(error)
+        whole = Path(f"{trouble}.part")
+        whole.write_bytes(pickle.dumps(error))
+        whole.replace(trouble)
 
 
 def _progress(job: Job, index: int) -> float:

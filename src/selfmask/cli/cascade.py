@@ -36,7 +36,8 @@ cascade = typer.Typer(
     cls=_Cascade,
     no_args_is_help=True,
     rich_markup_mode="rich",
-    help="One mask for all images, and an expert's for each cluster of them. `selfmask cascade DATA` does all of it.",
+    help="One mask for all images, and an expert's for each cluster of them.\n\nselfmask cascade DATA does all of it; "
+    "selfmask cascade run --help has its options.",
 )
 
 
@@ -150,6 +151,8 @@ def expert(
     console = Console()
     display = ConsoleDisplay(console) if Processes().is_main else QuietDisplay()
     result = train_expert(_job(folder, _asked(folder, data, weights)), index, display)
+    if not Processes().is_main:
+        return
     kept = {"mask": "better than the dispatcher, without labels", "start": "nothing better than the dispatcher found"}
     _say(console, f"expert {index}: {kept.get(result.get('kept', ''), 'trained')}, {result['seconds']:.0f} s")
 
@@ -214,11 +217,12 @@ def _show(console: Console, folder: Path, as_json: bool, seconds: float) -> None
     for name, title in titles.items():
         table.add_row(title, f"{result['bytes'][name]:,}", f"{result['bytes'][name] / paper:.2f}")
     console.print(table)
-    improved = sum(kept == "mask" for kept in result["kept"][1:])
+    improved = [kept == "mask" for kept in result["kept"][1:] if kept is not None]  # None: nothing was measured
+    judged = f"{sum(improved)} of {len(improved)} experts are better than the dispatcher, by the quality without labels"
     _say(
         console,
-        f"{result['images']:,} images in clusters of {', '.join(f'{size:,}' for size in result['sizes'])}",
-        f"{improved} of {result['experts']} experts are better than the dispatcher, by the quality without labels; "
+        f"{result['images']:,} images in clusters of {', '.join(f'{each:,}' for each in result['sizes'])}",
+        *([judged] if improved else []),
         f"{seconds:.0f} s",
         f"cascade: {folder}/cascade.smn",
         f"report:  {folder}/report.html",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
@@ -17,6 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as Bar
 
 if TYPE_CHECKING:
+    from ..cascade import Cascade
     from ..embedding import Progress
     from ..features import Written
 
@@ -74,10 +75,15 @@ def embed(
     from ..loading import load_embedder
 
     console = Console(stderr=as_json)
+
+    def say(line: str) -> None:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
     embedder = load_embedder(what, backbone=backbone, weights=weights)
     if isinstance(embedder.model, Cascade):
         embedder.model.combination = combination.value
         embedder.model.scale = embedder.model.scale if scale is None else scale.value
+        say_scale(embedder.model, say)
     # A cascade groups a batch by expert: in a larger one, groups are of a size that is worth a forward pass.
     at_once = batch_size or (256 if isinstance(embedder.model, Cascade) else 64)
     source = open_images(images, split=split)
@@ -87,7 +93,7 @@ def embed(
             *(out, embedder, source),
             batch_size=at_once,
             progress=progress,
-            say=lambda line: console.print(line, markup=False, highlight=False, soft_wrap=True),
+            say=say,
         )
     seconds = time.monotonic() - start
     listed = list_bad(out, written)
@@ -109,6 +115,12 @@ def embed(
             markup=False,
             soft_wrap=True,
         )
+
+
+def say_scale(cascade: Cascade, say: Callable[[str], None]) -> None:
+    """Whitening is good for nearest neighbours, and bad for learning from few labels: nobody should find out late."""
+    if cascade.scale != "none":
+        say(f"the cascade's vectors are scaled ({cascade.scale}); to learn from few labels, take --scale none")
 
 
 def list_bad(out: Path, written: Written) -> Path | None:

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from .embed import UseScale, progress_on
+from .embed import UseScale, progress_on, say_scale
 
 if TYPE_CHECKING:
     from ..evaluation.measuring import Evaluation, Measured
@@ -75,8 +75,9 @@ def evaluate(
     if not divided:
         say("not divided into train and test: a fifth of each class, always the same, tests the rest")
     embedder = load_embedder(what, backbone=backbone, weights=weights)
-    if scale is not None and isinstance(embedder.model, Cascade):
-        embedder.model.scale = scale.value
+    if isinstance(embedder.model, Cascade):
+        embedder.model.scale = embedder.model.scale if scale is None else scale.value
+        say_scale(embedder.model, say)
     applies = embedder.head is not None and {*embedder.head.classes} == {*matched(train, test).classes}
     protocols = protocols_of(protocol or ("knn,linear,head" if applies else "knn,linear"))
     if HEAD in protocols:

@@ -93,8 +93,9 @@ def fingerprints(embedder: Embedder) -> dict[str, str]:
     model = embedder.model
     how = [dataclasses.asdict(embedder.preprocessing), next(model.parameters(), torch.empty(0)).device.type]
     if isinstance(model, Cascade):
-        own = _hash([_shape(model.masked.base), model.fingerprint, *how])
-        return {side: _hash([own, side]) for side in sides_of(embedder)}
+        own: list[object] = [_shape(model.masked.base), Fingerprints().of(model.masked.base.state_dict()), *how]
+        found = {FROZEN: _hash(own), DISPATCHER: _hash([*own, DISPATCHER, model.mask_identity(DISPATCHER)])}
+        return found | {side: _hash([*own, side, model.fingerprint]) for side in COMBINATIONS}
     if not isinstance(model, MaskedModel):
         return {sides_of(embedder)[0]: _hash([_shape(model), Fingerprints().of(model.state_dict()), *how])}
     base: list[object] = [_shape(model.base), Fingerprints().of(model.base.state_dict()), *how]

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from scipy.optimize import minimize  # type: ignore[import-untyped]
-from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped]
+from threadpoolctl import ThreadpoolController
 from torch import Tensor
 
 from .inputs import Told

@@ -13,6 +13,7 @@ from .mask import Preprocessing
 
 FORMAT = "selfmask"
 VERSION = "1"
+_MAX_SIDE = 1 << 14  # of the images that a base takes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,6 +105,8 @@ def _entry(fields: dict[str, Any]) -> TensorEntry:
 
 def _preprocessing(fields: dict[str, Any]) -> Preprocessing:
     height, width = (_count(side) for side in fields["size"])
+    if not (1 <= height <= _MAX_SIDE and 1 <= width <= _MAX_SIDE):
+        raise ValueError(f"images of {height} x {width} pixels")
     mean, std = (tuple(_number(value) for value in fields[key]) for key in ("mean", "std"))
     return Preprocessing((height, width), mean, std, _text(fields["interpolation"]))
 

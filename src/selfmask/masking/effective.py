@@ -118,11 +118,28 @@ class _StraightThrough(torch.autograd.Function):
         offset = grad.new_zeros(())
         if not ctx.detach_alpha:
             offset = _dot(grad, effective) * (-(ctx.inv_alpha**2) / (2 * weight.numel()))
-        grad_mask = torch.addcmul(offset.to(grad.dtype), grad, weight, value=ctx.inv_alpha)
+        # Fresh memory costs more than the arithmetic: a gradient that nobody else holds is written over.
+        into = grad if _is_ours_alone(grad) and grad.stride() == weight.stride() else None
+        grad_mask = torch.addcmul(offset.to(grad.dtype), grad, weight, value=ctx.inv_alpha, out=into)
         slot = ctx.slot()
         if slot is not None and slot.buffer is effective:
             slot.output, slot.pending = None, False
         return grad_mask.float(), None, None, None, None
+
+
+def _is_ours_alone(grad: Tensor) -> bool:
+    """Whether nobody but the caller holds this tensor or shares its memory.
+
+    Autograd hands one tensor to several nodes where it can: the gradient of a sum goes to all that was added up.
+    """
+    return _is_dense(grad) and grad._use_count() == 1 and _holders(grad) == _ONE_HOLDER
+
+
+def _holders(tensor: Tensor) -> int:
+    return int(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata))
+
+
+_ONE_HOLDER = _holders(torch.empty(1))  # asking makes one more
 
 
 def _dot(a: Tensor, b: Tensor) -> Tensor:
