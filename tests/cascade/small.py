@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ def clothes(count: int) -> Images:
     return SomeImages(open_images("selfmask/fashion"), range(count))
 
 
+@cache
 def pixels(count: int) -> Tensor:
     """The same, as the network takes them."""
     images = clothes(count)

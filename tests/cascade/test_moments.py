@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.decomposition import PCA
 
@@ -19,6 +19,7 @@ def some(rows: int = 60, width: int = 12) -> torch.Tensor:
     return pixels(rows).flatten(1)[:, 300 : 300 + width] + 3
 
 
+@settings(max_examples=30, deadline=None)
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=6))
 def test_batches_do_not_matter(sizes: list[int]) -> None:
     rows, moments = some(sum(sizes)) if sum(sizes) > 1 else some(2)[:1], Moments(12)

@@ -21,7 +21,8 @@ import torch
 from torch import nn
 
 from selfmask import AdaptConfig, Cascade, CascadeConfig, MaskedModel, adapt, get_masked_model
-from selfmask.cascade.run import Job, _check_memory, collect, prepare, train_expert
+from selfmask.cascade.job import Job, check_memory
+from selfmask.cascade.run import collect, prepare, train_expert
 from selfmask.data import SomeImages
 from selfmask.errors import (
     BadImageError,
@@ -452,9 +453,9 @@ def test_labels_of_any_kind_or_none(tmp_path: Path, whole: Path, labels: list[in
 
 def test_more_memory_than_there_is_is_not_asked_for() -> None:
     with pytest.raises(ConfigError, match="memory") as caught:
-        _check_memory(64, 50_000)
+        check_memory(64, 50_000)
     assert "--experts" in str(caught.value)
-    _check_memory(5, 256)
+    check_memory(5, 256)
 
 
 class Unsendable(nn.Sequential):

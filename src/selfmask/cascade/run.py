@@ -10,18 +10,16 @@ report.html, result.json
 from __future__ import annotations
 
 import dataclasses
-import json
-import os
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..adaptation import adapt, held_out
+from ..adaptation import adapt
 from ..data import Images, open_images
 from ..data.sources import SomeImages
 from ..embedding import embed, embed_batches
@@ -31,12 +29,11 @@ from ..errors import (
     MaskFileError,
     RunDamagedError,
     RunMismatchError,
-    TooManyBadImagesError,
 )
 from ..loading import best_device
-from ..maskfile import Fingerprints, Preprocessing
+from ..maskfile import Preprocessing
 from ..masking import MaskedModel
-from ..preparing import content_of, preprocessing_for
+from ..preparing import preprocessing_for
 from ..presets import AdaptConfig
 from ..starting import Start
 from ..training import Processes, RunFolder, open_folder
@@ -45,51 +42,14 @@ from ..training.stages import StagesDisplay
 from .clusters import Clusters
 from .combination import Combination, columns_of
 from .config import CascadeConfig
+from .job import ROUTER, Job, check_begun, check_memory, check_readable, identity_of, least_images, opened
 from .model import CONDITIONAL, DISPATCHER, UNCONDITIONAL, Cascade, expert_name
 from .moments import Moments
 
 FILE = "cascade.smn"
-_ROUTER = "router.safetensors"
-_COVARIANCES = 5  # as large as the sums of both combinations, and what finding their components takes
 _BATCH = 256  # images in a forward pass, where nothing is learned
 _A_STEP = 8  # what training costs an image of a batch, in forward passes: two views, their gradients, a frozen view
 _PICTURES = 5000  # what the report costs, in forward passes
-
-
-@dataclasses.dataclass(frozen=True)
-class Job:
-    """What any stage needs to know; it can be sent to another process."""
-
-    model: nn.Module
-    images: Images
-    config: CascadeConfig
-    folder: Path
-    preprocessing: Preprocessing | None
-    about: Mapping[str, Any]
-    max_bad: float
-
-    @property
-    def dispatcher(self) -> Path:
-        return self.folder / "dispatcher"
-
-    def expert(self, index: int) -> Path:
-        return self.folder / "experts" / str(index)
-
-    def has_expert(self, index: int) -> bool:
-        return all((self.expert(index) / name).exists() for name in ("mask.smn", "result.json"))
-
-    def clusters(self) -> Clusters:
-        return Clusters.load(self.folder / _ROUTER, self.config)
-
-    @property
-    def has_mask(self) -> bool:
-        """Whether there is a dispatcher."""
-        return (self.dispatcher / "mask.smn").exists()
-
-    @property
-    def missing(self) -> list[int]:
-        """The experts that are still to be trained."""
-        return [k for k in range(self.config.experts) if not self.has_expert(k)]
 
 
 def fit(
@@ -140,58 +100,12 @@ def collect(job: Job, display: StagesDisplay) -> Cascade:
         return finish(job, folder, display)
 
 
-def check_begun(job: Job) -> None:
-    """Whether experts can be trained here, or collected: there is a router, and images are those it was made for."""
-    if not (job.folder / _ROUTER).exists():
-        raise ExpertError(
-            f"the cascade in {job.folder} has no router yet",
-            todo="run the command that began it again, with --prepare for that stage alone",
-        )
-    began = json.loads((job.folder / "config.json").read_text())
-    if began.get("content") != (content := content_of(job.images)):
-        raise RunMismatchError(
-            f"these are not the images that the cascade in {job.folder} was begun with",
-            expected=began.get("content"),
-            found=f"{content}, {len(job.images):,} images",
-            todo="give the same images, with the same names: --data",
-        )
-
-
-@contextmanager
-def opened(job: Job, given: str | Path | None) -> Iterator[RunFolder]:
-    """The folder of the cascade, which nobody else may write to; settings that decide the result must be as before."""
-    if Processes().count > 1:
-        raise ConfigError(
-            "a cascade runs in one process",
-            todo="start it without torchrun; a dispatcher adapted on many GPUs can be given: --dispatcher",
-        )
-    with open_folder(job.folder, True, Processes()) as folder:
-        assert folder is not None
-        dispatcher = None if given is None else _identity(job, Start.of(given))
-        what = {"base": Fingerprints().of(job.model.state_dict())[:16], "content": content_of(job.images)}
-        folder.begin({**job.about, **what, "dispatcher": dispatcher, "cascade": job.config.to_dict()})
-        yield folder
-
-
 # ---- stages -------------------------------------------------------------------------------------------------------
-
-
-def _identity(job: Job, given: Start) -> str:
-    """Of a dispatcher that was given; one that cannot be used is refused."""
-    size, how = job.config.adapt.size, given.preprocessing
-    if size is not None and how is not None and how.size != (size, size):
-        raise ConfigError(
-            f"{given.mask} was learned on images of another size",
-            expected=how.size,
-            found=size,
-            todo="leave out --size",
-        )
-    return given.identity(job.model)
 
 
 def begin(job: Job, given: str | Path | None, display: StagesDisplay) -> None:
     """The dispatcher, and the clusters that its features fall into."""
-    if (job.folder / _ROUTER).exists():
+    if (job.folder / ROUTER).exists():
         return
     with display.stage(_DISPATCHER):
         if given is None:
@@ -205,7 +119,7 @@ def begin(job: Job, given: str | Path | None, display: StagesDisplay) -> None:
         elif not job.has_mask:
             how = preprocessing_for(Preprocessing.of_model(job.model)[1], job.preprocessing, job.config.adapt.size)
             Start.of(given).copy_to(job.dispatcher, job.model, how)
-        elif (there := Start.of(job.dispatcher).identity(job.model)) != _identity(job, Start.of(given)):
+        elif (there := Start.of(job.dispatcher).identity(job.model)) != identity_of(job, Start.of(given)):
             raise RunMismatchError(
                 f"the cascade in {job.folder} has another dispatcher",
                 expected=there,
@@ -216,35 +130,11 @@ def begin(job: Job, given: str | Path | None, display: StagesDisplay) -> None:
         masked = _dispatcher(job)
         assert masked.preprocessing is not None
         features, kept = embed(masked, job.images, masked.preprocessing, batch_size=_BATCH, progress=display.count)
-        _check_readable(job, len(kept))
+        check_readable(job, len(kept))
         clusters = Clusters.fit(features, kept, job.config)
-        clusters.check(_least(job.config))
-        _check_memory(job.config.experts, features.shape[1])
-        clusters.save(job.folder / _ROUTER)
-
-
-def _check_readable(job: Job, readable: int) -> None:
-    bad = len(job.images) - readable
-    if bad > job.max_bad * len(job.images):
-        raise TooManyBadImagesError(
-            f"{bad:,} of {len(job.images):,} images cannot be read",
-            expected=f"at most {job.max_bad:.0%}",
-            found=f"{bad / len(job.images):.0%}",
-            todo="check the images, or allow more: --max-bad",
-        )
-
-
-def _check_memory(experts: int, width: int) -> None:
-    """Before experts are trained in vain: the covariance of all features is the largest thing a cascade needs."""
-    needed = _COVARIANCES * 8 * ((experts + 1) * width) ** 2
-    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if needed > there:
-        raise ConfigError(
-            f"to combine {experts} experts of {width:,} features takes more memory than there is",
-            expected=f"about {needed / 2**30:.0f} GB",
-            found=f"{there / 2**30:.0f} GB",
-            todo="take fewer experts: --experts",
-        )
+        clusters.check(least_images(job.config))
+        check_memory(job.config.experts, features.shape[1])
+        clusters.save(job.folder / ROUTER)
 
 
 def train_expert(job: Job, index: int, display: Display | None = None) -> dict[str, Any]:
@@ -301,7 +191,7 @@ def _plan(job: Job) -> tuple[dict[str, float], list[str]]:
     costs |= {expert_name(k): training for k in range(config.experts)}
     costs |= {_COMBINATIONS: float(images * (config.experts + 1)), _REPORT: float(_PICTURES)}
     has = {
-        **{_DISPATCHER: job.has_mask, _CLUSTERS: (job.folder / _ROUTER).exists()},
+        **{_DISPATCHER: job.has_mask, _CLUSTERS: (job.folder / ROUTER).exists()},
         **{expert_name(k): job.has_expert(k) for k in range(config.experts)},
         **{_COMBINATIONS: (job.folder / FILE).exists(), _REPORT: (job.folder / "result.json").exists()},
     }
@@ -325,14 +215,6 @@ def _adapt(
         report=start is None,
         display=display or QuietDisplay(),
     ).result
-
-
-def _least(config: CascadeConfig) -> int:
-    """The fewest images that an expert can be trained on: a batch, besides those that are held out."""
-    count = config.adapt.batch_size
-    while count - len(held_out(count, config.adapt)[0]) < config.adapt.batch_size:
-        count += 1
-    return count
 
 
 def _dispatcher(job: Job) -> MaskedModel:

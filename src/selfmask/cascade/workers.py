@@ -19,8 +19,9 @@ import torch
 from ..errors import ConfigError, InterruptedRunError, RunError, SelfmaskError
 from ..training.loop import stop_flag
 from ..training.stages import StagesDisplay
+from .job import Job
 from .model import expert_name
-from .run import Job, train_expert
+from .run import train_expert
 
 _LOOK = 0.2  # seconds between two looks at how far the others are
 

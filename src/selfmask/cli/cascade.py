@@ -17,7 +17,7 @@ from .adapt import Preset
 from .embed import Scale
 
 if TYPE_CHECKING:
-    from ..cascade.run import Job
+    from ..cascade.job import Job
 
 _CONFIG = "config.json"
 _RUN = "run"
@@ -191,7 +191,7 @@ def _asked(folder: Path, data: str | None, weights: Path | None) -> dict[str, An
 def _job(folder: Path, asked: dict[str, Any]) -> Job:
     from ..backbones import load_backbone
     from ..cascade import CascadeConfig
-    from ..cascade.run import Job
+    from ..cascade.job import Job
     from ..data import open_images
 
     config = CascadeConfig.preset(asked["preset"], **asked["settings"], track=())
