@@ -26,6 +26,7 @@ from selfmask.errors import (
     UnsupportedVersionError,
     WrongBaseError,
 )
+from selfmask.evaluation.extraction import fingerprints
 from selfmask.loading import Embedder
 from selfmask.maskfile.layout import content_hash
 from tests.training.small import network
@@ -176,8 +177,15 @@ def test_experts_are_stored_as_differences(file: Path, tmp_path: Path) -> None:
 def test_two_cascades_have_two_fingerprints(cascade: Cascade, tmp_path: Path) -> None:
     other = fitted(tmp_path, images=150)
     how = cascade.preprocessing
-    first, second = (Embedder("x", each, how, WIDTH).fingerprint for each in (cascade, other))
-    assert first != second
+    first, second = (Embedder("x", each, how, WIDTH) for each in (cascade, other))
+    assert first.fingerprint != second.fingerprint
+    # What features are kept by: both have the same base and, here, the same dispatcher.
+    keys, others = fingerprints(first), fingerprints(second)
+    assert {side for side in keys if keys[side] == others[side]} == {FROZEN, DISPATCHER}
+    other.scale = "none"
+    scaled = fingerprints(second)
+    assert {side for side in others if others[side] == scaled[side]} == {FROZEN, DISPATCHER}
+    assert len(set(keys.values())) == len(SIDES)
 
 
 # ---- files that are not what they should be ------------------------------------------------------------------------

@@ -87,7 +87,9 @@ def test_it_leaves_a_file_numbers_and_a_report(whole: Path) -> None:
     page = (whole / "report.html").read_text()
     assert page.count("<img") >= EXPERTS * 4
     for k in range(EXPERTS):
-        assert read(whole / f"experts/{k}/config.json")["steps"] == 6  # as many steps as the dispatcher
+        expert = read(whole / f"experts/{k}/config.json")
+        assert expert["steps"] == 6  # as many as the dispatcher took
+        assert expert["start"] == Start.of(whole / "dispatcher").identity(network())
 
 
 def test_without_a_folder_it_leaves_nothing(tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
