@@ -13,14 +13,14 @@ from torch import nn
 
 from selfmask import Cascade, CascadeConfig
 from selfmask.backbones import load_backbone
-from selfmask.cascade.model import CONDITIONAL, DISPATCHER, UNCONDITIONAL
+from selfmask.cascade.model import BATCH, CONDITIONAL, DISPATCHER, UNCONDITIONAL
 from selfmask.data import SomeImages, open_images
 from selfmask.embedding import embed, fit, normalised
 from selfmask.maskfile import Preprocessing
 
 from .common import Row, as_table, timed
 
-EXPERTS, MIXED, FITTED = 5, 256, 1500
+EXPERTS, MIXED, FITTED = 5, BATCH, 1500
 LIMITS = {CONDITIONAL: 1 / 0.45, UNCONDITIONAL: (EXPERTS + 1) / 0.9}
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225), "bilinear")
 
@@ -53,7 +53,8 @@ def cascade_rows(
         if dispatcher.active_mask != DISPATCHER:
             dispatcher.set_mask(DISPATCHER)
         with torch.inference_mode():
-            dispatcher(pixels)
+            for part in torch.split(pixels, 64):  # as `embed` would
+                dispatcher(part)
 
     def combined() -> None:
         with torch.inference_mode():
@@ -70,7 +71,7 @@ def cascade_rows(
                 timed(
                     f"{name}: embed {FITTED} images, {combination} / dispatcher alone",
                     lambda: embed(cascade, images, how, batch_size=MIXED),
-                    lambda: (dispatcher.set_mask(DISPATCHER), embed(dispatcher, images, how, batch_size=MIXED)),
+                    lambda: (dispatcher.set_mask(DISPATCHER), embed(dispatcher, images, how)),
                     limit,
                     7,
                 )

@@ -26,6 +26,9 @@ DISPATCHER = "dispatcher"
 CONDITIONAL, UNCONDITIONAL = "conditional", "unconditional"
 COMBINATIONS = (CONDITIONAL, UNCONDITIONAL)
 FROZEN = "frozen"
+BATCH = 512
+"""Images to group by expert: the more, the less it matters that masks are switched and that some groups are small."""
+_AT_ONCE = 128  # images in a forward pass
 
 
 def expert_name(index: int) -> str:
@@ -114,7 +117,7 @@ class Cascade(nn.Module):
         images: Any,
         *,
         combination: str | None = None,
-        batch_size: int = 256,
+        batch_size: int = BATCH,
         progress: Progress | None = None,
     ) -> Tensor:
         """A row for each image of a folder, a data set or whatever `adapt` takes; NaN where one could not be read."""
@@ -123,7 +126,7 @@ class Cascade(nn.Module):
             lambda pixels: self.vectors(pixels, [combination])[0], self.width, images, batch_size, progress
         )
 
-    def route(self, images: Any, *, batch_size: int = 256, progress: Progress | None = None) -> Tensor:
+    def route(self, images: Any, *, batch_size: int = BATCH, progress: Progress | None = None) -> Tensor:
         """The number of the expert for each image; -1 where one could not be read."""
         chosen = self._all(
             lambda pixels: self.router(self._run(DISPATCHER, pixels))[:, None], 1, images, batch_size, progress
@@ -174,7 +177,7 @@ class Cascade(nn.Module):
 
     def _run(self, mask: str, pixels: Tensor) -> Tensor:
         self.masked.set_mask(mask)
-        features = as_vectors(self.masked(pixels)).float()
+        features = torch.cat([as_vectors(self.masked(part)).float() for part in torch.split(pixels, _AT_ONCE)])
         if features.shape[1] != self.width:
             raise CorruptCascadeError(
                 "the cascade was made for a base of another width", expected=self.width, found=features.shape[1]

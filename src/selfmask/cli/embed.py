@@ -55,7 +55,7 @@ def embed(
     out: Annotated[Path, typer.Option(help="The file to write: .parquet or .npz.")] = Path("features.npz"),
     split: Annotated[str, typer.Option(help="Which part of a data set that has several.")] = "train",
     batch_size: Annotated[
-        int | None, typer.Option(min=1, help="Images in one forward pass.", show_default="64; 256 for a cascade")
+        int | None, typer.Option(min=1, help="Images in one forward pass.", show_default="64; 512 for a cascade")
     ] = None,
     combination: Annotated[
         Combination, typer.Option(help="Of a cascade: conditional runs two networks an image, unconditional all.")
@@ -70,6 +70,7 @@ def embed(
     Stopped half-way, the same command goes on where it was. Example:  selfmask embed runs/birds photos/ --out birds.npz
     """
     from ..cascade import Cascade
+    from ..cascade.model import BATCH
     from ..data import open_images
     from ..features import write_features
     from ..loading import load_embedder
@@ -84,8 +85,7 @@ def embed(
         embedder.model.combination = combination.value
         embedder.model.scale = embedder.model.scale if scale is None else scale.value
         say_scale(embedder.model, say)
-    # A cascade groups a batch by expert: in a larger one, groups are of a size that is worth a forward pass.
-    at_once = batch_size or (256 if isinstance(embedder.model, Cascade) else 64)
+    at_once = batch_size or (BATCH if isinstance(embedder.model, Cascade) else 64)
     source = open_images(images, split=split)
     start = time.monotonic()
     with progress_on(console, "embedding") as progress:
