@@ -31,6 +31,7 @@ from selfmask.maskfile import Preprocessing
 from selfmask.objectives import SwAV
 from selfmask.training import LoopConfig, ParameterGroup, Processes, Steps, train
 
+from . import keeping
 from . import views as view_rows
 from .common import BATCH, Row, as_table, peak_memory, timed
 from .views import pil_pipeline
@@ -44,7 +45,7 @@ VIEWS = ViewsConfig(size=SIZE)
 def main() -> int:
     console = Console(width=150)
     rows = [*view_rows.rows(), *step_rows("resnet18"), *embed_rows("resnet18"), *embed_rows("resnet50")]
-    rows += memory_rows()
+    rows += memory_rows() + keeping.rows()
     console.print(as_table(rows))
     return 0 if all(row.holds for row in rows) else 1
 

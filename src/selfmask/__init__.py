@@ -7,6 +7,7 @@ if TYPE_CHECKING:
     from .adaptation import AdaptResult, adapt
     from .cascade import Cascade, CascadeConfig
     from .masking import MaskConfig, MaskedModel, get_masked_model
+    from .memory import memory_kept
     from .presets import AdaptConfig
     from .supervised import TrainConfig, TrainResult, open_labelled, train
 
@@ -22,6 +23,7 @@ __all__ = [
     "TrainResult",
     "adapt",
     "get_masked_model",
+    "memory_kept",
     "open_labelled",
     "train",
 ]
@@ -30,6 +32,7 @@ _HOME = {
     **{"AdaptConfig": "presets", "AdaptResult": "adaptation", "adapt": "adaptation"},
     **dict.fromkeys(("Cascade", "CascadeConfig"), "cascade"),
     **dict.fromkeys(("MaskConfig", "MaskedModel", "get_masked_model"), "masking"),
+    "memory_kept": "memory",
     **dict.fromkeys(("TrainConfig", "TrainResult", "open_labelled", "train"), "supervised"),
 }
 

@@ -17,6 +17,7 @@ from .data import Images
 from .errors import BadImageError, ConfigError
 from .fitting import as_vectors
 from .maskfile import Preprocessing
+from .memory import memory_kept
 
 _LONGEST = 4  # an image longer than this many times its shorter side is cropped first: resizing it could fill memory
 _LARGE = 4  # so many times the target's pixels, and an image is made small as soon as it is decoded
@@ -85,7 +86,7 @@ def embed_batches(
     workers = workers or min(8, torch.get_num_threads())
     waiting: deque[Future[_Prepared]] = deque()
     pool = ThreadPoolExecutor(workers, "decode")
-    with evaluating(model):
+    with evaluating(model), memory_kept():
         try:
             for first in range(start, len(images), batch_size):
                 numbers = range(first, min(first + batch_size, len(images)))

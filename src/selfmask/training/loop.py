@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from ..errors import ConfigError, DivergedRunError, InterruptedRunError, RunDamagedError
 from ..masking import MaskedModel
+from ..memory import memory_kept
 from ..objectives import Objective
 from .batches import Steps
 from .flips import FlipCounter
@@ -120,7 +121,7 @@ def train(
     sync_norm = config.sync_norm and processes.count > 1
     model.train()
     objective.train()
-    with stop_flag() as asked_to_stop:
+    with stop_flag() as asked_to_stop, memory_kept():
         end = start if guard is not None and guard.stopped else config.steps
         for step, batch in enumerate(batches.between(start, end, workers), start):
             progress = step / config.steps
