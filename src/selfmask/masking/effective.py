@@ -21,6 +21,11 @@ def _bits_of_pairs(device: torch.device, dtype: torch.dtype) -> Tensor:
     return torch.from_numpy(np.unpackbits(pairs).reshape(-1, 16)).to(device, dtype)
 
 
+@cache
+def _zero(device: torch.device, dtype: torch.dtype) -> Tensor:
+    return torch.zeros((), device=device, dtype=dtype)
+
+
 def count_ones(mask: Tensor) -> Tensor:
     """How many entries of a mask of zeros and ones are on: a float32 sum is faster, and exact up to 2^24."""
     if mask.dtype == torch.float32 and mask.numel() <= 1 << 24:
@@ -35,7 +40,7 @@ def inverse_alpha(active: int, n: int) -> float:
 
 def apply_mask_(mask: Tensor, weight: Tensor, inv_alpha: float) -> Tensor:
     """Turn a mask of zeros and ones, in place, into W * M / alpha: one pass over the memory."""
-    return torch.addcmul(mask.new_zeros(()), weight, mask, value=inv_alpha, out=mask)
+    return torch.addcmul(_zero(mask.device, mask.dtype), weight, mask, value=inv_alpha, out=mask)
 
 
 def unpack_mask_(packed: Bits, chosen: Tensor | None, out: Tensor) -> None:
@@ -115,9 +120,10 @@ class _StraightThrough(torch.autograd.Function):
         weight, effective = ctx.weight, ctx.buffer
         if effective._version != ctx.version:  # what autograd checks for tensors that it saves itself
             raise RuntimeError("the scores changed between this forward and its backward; run the forward again")
-        offset = grad.new_zeros(())
-        if not ctx.detach_alpha:
-            offset = _dot(grad, effective) * (-(ctx.inv_alpha**2) / (2 * weight.numel()))
+        if ctx.detach_alpha:
+            offset = _zero(grad.device, grad.dtype)
+        else:
+            offset = _dot(grad, effective).mul_(-(ctx.inv_alpha**2) / (2 * weight.numel()))
         # Fresh memory costs more than the arithmetic: a gradient that nobody else holds is written over.
         into = grad if _is_ours_alone(grad) and grad.stride() == weight.stride() else None
         grad_mask = torch.addcmul(offset.to(grad.dtype), grad, weight, value=ctx.inv_alpha, out=into)
