@@ -16,8 +16,8 @@ Bits = npt.NDArray[np.uint8]
 
 @cache
 def _bits_of_pairs(device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Row b holds the sixteen bits of the two bytes b, most significant first (numpy.packbits order)."""
-    pairs = np.arange(1 << 16, dtype=">u2").view(np.uint8)
+    """Row b holds the sixteen bits of the two bytes that this machine reads as b, in numpy.packbits order."""
+    pairs = np.arange(1 << 16, dtype=np.uint16).view(np.uint8)
     return torch.from_numpy(np.unpackbits(pairs).reshape(-1, 16)).to(device, dtype)
 
 
@@ -51,7 +51,7 @@ def unpack_mask_(packed: Bits, chosen: Tensor | None, out: Tensor) -> None:
         out[chosen] = bits.to(out.device, out.dtype)
         return
     padded = np.append(packed, np.uint8(0)) if packed.size % 2 else packed
-    index = torch.from_numpy(padded.view(">u2").astype(np.int32)).to(out.device)
+    index = torch.from_numpy(padded.view(np.uint16).astype(np.int32)).to(out.device)
     table = _bits_of_pairs(out.device, out.dtype)
     if out.is_contiguous() and out.numel() == 16 * index.numel():
         torch.index_select(table, 0, index, out=out.view(-1, 16))

@@ -411,7 +411,9 @@ class MaskedModel(nn.Module):
         return {tensor_name(key): score for key, score in self.scores.items()}
 
     def _weights(self, names: Iterable[str]) -> dict[str, Tensor]:
-        return {name: self.base.get_parameter(name).detach() for name in names}
+        modules = dict(self.base.named_modules(remove_duplicate=False))  # one walk is faster than one for each name
+        owned = ((name, *name.rpartition(".")[::2]) for name in names)
+        return {name: getattr(modules[owner], leaf).detach() for name, owner, leaf in owned}
 
     def _freeze(self) -> None:
         """The last step of building: an error before leaves the user's model as it was."""
