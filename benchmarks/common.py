@@ -6,8 +6,11 @@ import copy
 import dataclasses
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import timm
@@ -57,6 +60,35 @@ def pairs(ours: Callable[[], object], other: Callable[[], object], repeats: int)
         if turn:  # the first is for warming up
             measured.append((seconds["ours"], seconds["other"]))
     return measured
+
+
+@contextmanager
+def own_process(maker: Callable[..., Callable[[], object]], *arguments: object) -> Iterator[Callable[[], object]]:
+    """What `maker` makes, called in a process of its own: two sides in one would leave each other memory to use."""
+    context = get_context("spawn")
+    here, there = context.Pipe()
+    process = context.Process(target=_serve, args=(there, maker, arguments))
+    process.start()
+    there.close()  # so that a side that fails is seen as closed, not waited for
+
+    def run() -> None:
+        here.send("run")
+        here.recv()
+
+    try:
+        yield run
+    finally:
+        here.close()
+        process.join()
+
+
+def _serve(there: Connection, maker: Callable[..., Callable[[], object]], arguments: tuple[object, ...]) -> None:
+    run = None
+    with suppress(EOFError):
+        while there.recv():
+            run = run or maker(*arguments)
+            run()
+            there.send("done")
 
 
 def as_row(what: str, measured: list[tuple[float, float]], limit: float | None) -> Row:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import copy
 import tempfile
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
+from collections.abc import Callable
 from pathlib import Path
 
 import timm
@@ -15,7 +14,7 @@ from torch import nn
 
 from selfmask import MaskedModel
 
-from .common import BATCH, SIZE, Row, as_table, learn_mask, timed
+from .common import BATCH, SIZE, Row, as_table, learn_mask, own_process, timed
 
 
 def forward_rows(name: str) -> list[Row]:
@@ -31,51 +30,57 @@ def forward_rows(name: str) -> list[Row]:
 
 
 def loading_rows(base: nn.Module, masks: list[MaskedModel]) -> list[Row]:
-    """`masks` are two learned ResNet-50 masks on `base`.
-
-    Measured in a process of its own, as a server is: one that has trained holds memory to load checkpoints into.
-    """
-    with tempfile.TemporaryDirectory() as folder, ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+    """`masks` are two learned ResNet-50 masks on `base`. Each side is a process of its own, as a server would be."""
+    label, rows = f"resnet50, {1 - masks[0].sparsity()['total']:.1%} off", []
+    with tempfile.TemporaryDirectory() as folder, own_process(checkpoint_loader, folder) as other:
         torch.save(base.state_dict(), f"{folder}/full.pt")
         for i, mask in enumerate(masks):
             mask.save_pretrained(f"{folder}/{i}.smn")
-        share = 1 - masks[0].sparsity()["total"]
-        return pool.submit(_loading_rows, Path(folder), f"resnet50, {share:.1%} off").result()
+        for what, maker, limit, repeats in (
+            ("decode and apply a mask", mask_loader, 1.0, 51),
+            ("switch masks in memory", mask_switcher, 0.25, 51),
+            ("first mask on a base (hashes it)", first_mask_loader, None, 9),
+        ):
+            with own_process(maker, folder) as ours:
+                rows.append(timed(f"{label}: {what} / load a checkpoint", ours, other, limit, repeats))
+    return rows
 
 
-def _loading_rows(folder: Path, label: str) -> list[Row]:
-    checkpoint, files = folder / "full.pt", [folder / f"{i}.smn" for i in range(2)]
-    base = timm.create_model("resnet50", num_classes=0)
-    base.load_state_dict(torch.load(checkpoint, weights_only=True))
-    dense = copy.deepcopy(base)
-    masked = MaskedModel.from_pretrained(base, files[0])
-    masked.load_mask(files[1], "other")
+def checkpoint_loader(folder: str) -> Callable[[], object]:
+    dense = timm.create_model("resnet50", num_classes=0)
+    return lambda: dense.load_state_dict(torch.load(f"{folder}/full.pt", weights_only=True))
+
+
+def mask_loader(folder: str) -> Callable[[], object]:
+    masked = MaskedModel.from_pretrained(_base(folder), f"{folder}/0.smn")
     turn = 0
 
-    def load_checkpoint() -> None:
-        dense.load_state_dict(torch.load(checkpoint, weights_only=True))
-
-    def load_mask() -> None:
+    def load() -> None:
         nonlocal turn
         turn += 1
-        masked.load_mask(files[turn % 2], f"mask {turn}")
+        masked.load_mask(f"{folder}/{turn % 2}.smn", f"mask {turn}")
         masked.set_mask(f"mask {turn}")
         if turn > 1:
             masked.delete_mask(f"mask {turn - 1}")
 
-    def load_first_mask() -> None:
-        MaskedModel.from_pretrained(base, files[0])
+    return load
 
-    def switch() -> None:
-        masked.set_mask("default" if masked.active_mask == "other" else "other")
 
-    return [
-        timed(f"{label}: decode and apply a mask / load a checkpoint", load_mask, load_checkpoint, 1.0, repeats=51),
-        timed(f"{label}: switch masks in memory / load a checkpoint", switch, load_checkpoint, 0.25, repeats=51),
-        timed(
-            f"{label}: first mask on a base (hashes it) / load a checkpoint", load_first_mask, load_checkpoint, None, 9
-        ),
-    ]
+def mask_switcher(folder: str) -> Callable[[], object]:
+    masked = MaskedModel.from_pretrained(_base(folder), f"{folder}/0.smn")
+    masked.load_mask(f"{folder}/1.smn", "other")
+    return lambda: masked.set_mask("default" if masked.active_mask == "other" else "other")
+
+
+def first_mask_loader(folder: str) -> Callable[[], object]:
+    base = _base(folder)
+    return lambda: MaskedModel.from_pretrained(base, f"{folder}/0.smn")
+
+
+def _base(folder: str) -> nn.Module:
+    base = timm.create_model("resnet50", num_classes=0)
+    base.load_state_dict(torch.load(f"{folder}/full.pt", weights_only=True))
+    return base
 
 
 if __name__ == "__main__":  # the loading rows alone
