@@ -19,8 +19,8 @@ _lock, _depth = Lock(), 0
 def memory_kept() -> Iterator[None]:
     """Within, what is freed stays with the process and is used again; after the last exit it goes back to the system.
 
-    glibc returns large blocks at once, so on a CPU every step fetches the memory of its activations anew, page by page,
-    which can take as long as the arithmetic (`python -m benchmarks.keeping`). No effect with another C library.
+    glibc returns large blocks at once, so on a CPU every step fetches the memory of its activations anew, page by page
+    (`python -m benchmarks.keeping` has what that costs). No effect with another C library.
     """
     _change(+1)
     try:
