@@ -22,13 +22,13 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from selfmask import AdaptConfig, get_masked_model, memory_kept
+from selfmask.commands.opening import load_embedder
 from selfmask.data import ImageStore, open_images
 from selfmask.data.views import MultiCrop, ViewsConfig
-from selfmask.embedding import embed
-from selfmask.features import write_features
-from selfmask.loading import load_embedder
-from selfmask.maskfile import Preprocessing
+from selfmask.embedding.embed import embed
+from selfmask.embedding.features import write_features
 from selfmask.objectives import SwAV
+from selfmask.preprocessing import Preprocessing
 from selfmask.training import LoopConfig, ParameterGroup, Processes, Steps, train
 
 from . import keeping
@@ -80,8 +80,8 @@ def our_steps(base: nn.Module) -> tuple[Callable[[], float], Callable[[], float]
     store = ImageStore(open_images("selfmask/fashion"), side=2 * SIZE)
     batches = Steps(store, MultiCrop(VIEWS, HOW), batch_size=BATCH, seed=0, processes=processes)
     groups = [
-        ParameterGroup(list(masked.scores.parameters()), CONFIG.score_lr),
-        ParameterGroup(list(objective.parameters()), CONFIG.head_lr, CONFIG.head_weight_decay),
+        ParameterGroup(list(masked.scores.parameters()), CONFIG.lr),
+        ParameterGroup(list(objective.parameters()), CONFIG.head_lr, CONFIG.weight_decay),
     ]
     ready = batches[0]
 
@@ -145,7 +145,7 @@ def plain_steps(model: nn.Module) -> Callable[[], float]:
     scores = [parameter for name, parameter in model.named_parameters() if name.endswith("score")]
     heads = SwAV(model.num_features, CONFIG.swav)  # type: ignore[arg-type]
     optimizer = torch.optim.SGD(
-        [{"params": scores, "lr": CONFIG.score_lr}, {"params": list(heads.parameters()), "lr": CONFIG.head_lr}],
+        [{"params": scores, "lr": CONFIG.lr}, {"params": list(heads.parameters()), "lr": CONFIG.head_lr}],
         momentum=0.9,
     )
     pictures = Pictures()

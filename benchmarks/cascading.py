@@ -11,12 +11,13 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from selfmask import Cascade, CascadeConfig
+from selfmask import CascadeConfig
 from selfmask.backbones import load_backbone
 from selfmask.cascade.model import BATCH, CONDITIONAL, DISPATCHER, UNCONDITIONAL
 from selfmask.data import SomeImages, open_images
-from selfmask.embedding import embed, fit, normalised
-from selfmask.maskfile import Preprocessing
+from selfmask.data.pixels import fit, normalised
+from selfmask.embedding.embed import embed
+from selfmask.preprocessing import Preprocessing
 
 from .common import Row, as_table, timed
 
@@ -41,7 +42,7 @@ def cascade_rows(
     images = SomeImages(open_images("selfmask/fashion"), range(FITTED))
     # Masks of few steps: what a mask holds does not matter to how long it takes.
     config = CascadeConfig.preset("fast", experts=EXPERTS, router="kmeans", steps=3, batch_size=batch_size, track=())
-    cascade = Cascade.fit(model, images, config, preprocessing=how)
+    cascade = fit_cascade(model, images, config, preprocessing=how)
     dispatcher = cascade.masked
     pixels = torch.stack([normalised(fit(images[i], how), how) for i in range(MIXED)])
     pixels = pixels.contiguous(memory_format=torch.channels_last)

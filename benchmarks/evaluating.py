@@ -20,12 +20,12 @@ from sklearn.linear_model import LogisticRegression
 from threadpoolctl import threadpool_limits
 from torch import Tensor
 
+from selfmask.commands.opening import load_embedder
 from selfmask.data import open_images
 from selfmask.data.splits import label_split
-from selfmask.embedding import embed
+from selfmask.embedding.embed import embed
 from selfmask.evaluation.knn import _AT_ONCE, knn_rank
 from selfmask.evaluation.probe import PENALTY, linear_probe_fit
-from selfmask.loading import load_embedder
 
 from .common import Row, as_row, as_table, pairs, peak_memory
 

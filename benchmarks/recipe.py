@@ -23,12 +23,12 @@ import torch
 
 from selfmask import AdaptConfig, MaskConfig, adapt
 from selfmask.backbones import load_backbone
+from selfmask.commands.outcome import Labelled
 from selfmask.data import open_images
 from selfmask.data.views import ViewsConfig
-from selfmask.embedding import embed
+from selfmask.embedding.embed import embed
 from selfmask.evaluation import knn_accuracy
 from selfmask.objectives import ContrastConfig
-from selfmask.outcome import Labelled
 
 LOG = Path("docs/logs/recipe.jsonl")
 DEMO = "selfmask/tiny", "selfmask/fashion"
@@ -42,7 +42,7 @@ WITHOUT: Mapping[str, Mapping[str, Any]] = {
     "kinship": {"contrast": ContrastConfig(kinship=0.0)},
     "anchored statistics (of the batch instead)": {"mask": MaskConfig(norm="adapt")},
     "anchored statistics (frozen instead)": {"mask": MaskConfig(norm="frozen")},
-    "a rate per tensor (50 for all instead)": {"per_tensor": False, "score_lr": 50.0},
+    "a rate per tensor (50 for all instead)": {"per_tensor": False, "lr": 50.0},
     "heads first": {"heads_first": 0.0},
     "gentle views (SwAV's instead)": {"views": dataclasses.replace(ViewsConfig(), small=0)},
 }

@@ -9,7 +9,7 @@ from torch import Tensor
 from torchvision import transforms as T
 
 from selfmask.data.views import MultiCrop, ViewsConfig
-from selfmask.maskfile import Preprocessing
+from selfmask.preprocessing import Preprocessing
 
 from .common import BATCH, Row, timed
 

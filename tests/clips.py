@@ -15,7 +15,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from selfmask.data import open_images
-from selfmask.maskfile import Preprocessing
+from selfmask.preprocessing import Preprocessing
 
 SIDE, WIDTH, LAYERS = 32, 24, 2
 ARCHITECTURE = "selfmask-small"

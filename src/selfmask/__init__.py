@@ -4,14 +4,30 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .adaptation import AdaptResult, adapt
-    from .cascade import Cascade, CascadeConfig
+    from .cascade import Cascade
+    from .commands.adapt import AdaptConfig, AdaptResult, adapt
+    from .commands.cascade import CascadeConfig, fit_cascade
+    from .commands.train import TrainConfig, TrainResult, train
+    from .data.partition import open_labelled
     from .masking import MaskConfig, MaskedModel, get_masked_model
-    from .memory import memory_kept
-    from .presets import AdaptConfig
-    from .supervised import TrainConfig, TrainResult, open_labelled, train
 
 __version__ = "0.1.0"
+
+_HOME = {
+    "AdaptConfig": "commands.adapt",
+    "AdaptResult": "commands.adapt",
+    "Cascade": "cascade",
+    "CascadeConfig": "commands.cascade",
+    "MaskConfig": "masking",
+    "MaskedModel": "masking",
+    "TrainConfig": "commands.train",
+    "TrainResult": "commands.train",
+    "adapt": "commands.adapt",
+    "fit_cascade": "commands.cascade",
+    "get_masked_model": "masking",
+    "open_labelled": "data.partition",
+    "train": "commands.train",
+}
 __all__ = [
     "AdaptConfig",
     "AdaptResult",
@@ -22,19 +38,11 @@ __all__ = [
     "TrainConfig",
     "TrainResult",
     "adapt",
+    "fit_cascade",
     "get_masked_model",
-    "memory_kept",
     "open_labelled",
     "train",
 ]
-
-_HOME = {
-    **{"AdaptConfig": "presets", "AdaptResult": "adaptation", "adapt": "adaptation"},
-    **dict.fromkeys(("Cascade", "CascadeConfig"), "cascade"),
-    **dict.fromkeys(("MaskConfig", "MaskedModel", "get_masked_model"), "masking"),
-    "memory_kept": "memory",
-    **dict.fromkeys(("TrainConfig", "TrainResult", "open_labelled", "train"), "supervised"),
-}
 
 
 def __getattr__(name: str) -> Any:

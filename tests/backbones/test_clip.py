@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from selfmask import MaskConfig, MaskedModel, get_masked_model
 from selfmask.backbones import list_backbones, load_backbone, names
 from selfmask.backbones.loading import resolve, without_weights
+from selfmask.commands.opening import load_embedder
 from selfmask.errors import (
     BadWeightsError,
     MissingExtraError,
@@ -22,7 +23,6 @@ from selfmask.errors import (
     UnknownBackboneError,
     WeightsUnavailableError,
 )
-from selfmask.loading import load_embedder
 from selfmask.masking.selection import select_parameters
 
 from ..clips import (

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from selfmask.cascade import outcome
+from selfmask.commands.cascade import outcome
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -16,7 +16,7 @@ from selfmask.cascade.model import CONDITIONAL, DISPATCHER, UNCONDITIONAL, exper
 from selfmask.cascade.moments import Moments
 from selfmask.cascade.router import Router
 from selfmask.data import Images, SomeImages, open_images
-from selfmask.embedding import fit, normalised
+from selfmask.data.pixels import fit, normalised
 from tests.maskfile.tiny import masked_with
 from tests.training.small import HOW, config, network
 

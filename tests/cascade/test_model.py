@@ -14,8 +14,10 @@ from torch import Tensor, nn
 
 from selfmask import Cascade
 from selfmask.cascade.file import inspect_cascade, is_cascade
-from selfmask.cascade.model import CONDITIONAL, DISPATCHER, FROZEN, UNCONDITIONAL, expert_name
+from selfmask.cascade.model import CONDITIONAL, DISPATCHER, UNCONDITIONAL, expert_name
 from selfmask.data import Images, SomeImages
+from selfmask.embedding.embedder import Embedder
+from selfmask.embedding.extraction import fingerprints
 from selfmask.errors import (
     BadImageError,
     ConfigError,
@@ -26,8 +28,6 @@ from selfmask.errors import (
     UnsupportedVersionError,
     WrongBaseError,
 )
-from selfmask.evaluation.extraction import fingerprints
-from selfmask.loading import Embedder
 from selfmask.maskfile.layout import content_hash
 from tests.training.small import network
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from selfmask.backbones import load_backbone
 from selfmask.cascade.clusters import Clusters
 from selfmask.cascade.router import Router
-from selfmask.embedding import embed
+from selfmask.embedding.embed import embed
 from selfmask.errors import ClusterError, ConfigError, CorruptCascadeError, RunDamagedError
 
 from .small import as_numpy, cascade_config, clothes

@@ -18,7 +18,7 @@ from selfmask.data import image_ops as ops
 from selfmask.data import views as views_module
 from selfmask.data.views import DENSE_LIMIT, RATIO, MultiCrop, ViewsConfig
 from selfmask.errors import ConfigError
-from selfmask.maskfile import Preprocessing
+from selfmask.preprocessing import Preprocessing
 
 torch.set_num_threads(1)
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)

@@ -10,8 +10,8 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from selfmask.backbones import TinyResNet
-from selfmask.loading import Embedder
-from selfmask.maskfile import Preprocessing
+from selfmask.embedding.embedder import Embedder
+from selfmask.preprocessing import Preprocessing
 
 HOW = Preprocessing((32, 32), (0.49, 0.48, 0.45), (0.25, 0.24, 0.26), "bicubic")
 

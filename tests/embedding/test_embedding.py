@@ -12,11 +12,13 @@ from PIL import Image
 from timm.data import create_transform
 from torch import Tensor, nn
 
-from selfmask import MaskConfig, embedding, get_masked_model
+from selfmask import MaskConfig, get_masked_model
 from selfmask.data import open_images
-from selfmask.embedding import embed, embed_batches, fit
+from selfmask.data.pixels import fit
+from selfmask.embedding import embed as embedding
+from selfmask.embedding.embed import embed, embed_batches
 from selfmask.errors import BadImageError, ConfigError, NotABackboneError
-from selfmask.maskfile import Preprocessing
+from selfmask.preprocessing import Preprocessing
 
 from .samples import HOW, pictures, tiny
 

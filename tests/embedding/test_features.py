@@ -14,12 +14,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from selfmask import features
 from selfmask.data import Images, open_images
-from selfmask.embedding import embed
+from selfmask.embedding import features
+from selfmask.embedding.embed import embed
+from selfmask.embedding.embedder import Embedder
+from selfmask.embedding.features import Written, write_features
 from selfmask.errors import BadImageError, EvaluationError, FeaturesWriteError, MissingExtraError
-from selfmask.features import Written, write_features
-from selfmask.loading import Embedder
 
 from .samples import HOW, embedder, pictures, tiny
 

@@ -9,16 +9,16 @@ import torch
 
 from selfmask import MaskConfig, get_masked_model
 from selfmask.data import Images, open_images
+from selfmask.data.partition import open_parts
 from selfmask.data.sources import ArrayImages
 from selfmask.data.splits import label_split
+from selfmask.embedding.embedder import Embedder
 from selfmask.errors import EvaluationError, HeadError, LabelsError
 from selfmask.evaluation import knn_accuracy, linear_probe, linear_probe_fit
 from selfmask.evaluation.inputs import Told
 from selfmask.evaluation.measuring import Evaluation, Features, evaluate, features_of, label_splits
-from selfmask.evaluation.parts import open_parts
 from selfmask.evaluation.protocols import PROTOCOLS, Prediction, Settings, Task, protocols_of
-from selfmask.heads import LinearHead
-from selfmask.loading import Embedder
+from selfmask.objectives.heads import LinearHead
 from selfmask.report.evaluation import render
 
 from ..embedding.samples import HOW, pictures, tiny

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from selfmask import MaskConfig, MaskedModel, get_masked_model
-from selfmask.maskfile import Preprocessing
+from selfmask.preprocessing import Preprocessing
 
 from . import smn
 from .tiny import Flags, Tiny, flags, images, set_flags, uniform

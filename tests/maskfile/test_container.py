@@ -16,7 +16,8 @@ from torch import nn
 
 from selfmask import MaskConfig, MaskedModel, get_masked_model
 from selfmask.errors import ConfigError, RelativeMaskError, SelfmaskError, WrongBaseError
-from selfmask.maskfile import PackedMask, Preprocessing, inspect_mask_file, write_mask_file
+from selfmask.maskfile import PackedMask, inspect_mask_file, write_mask_file
+from selfmask.preprocessing import Preprocessing
 
 from . import smn
 from .tiny import Tiny, flags, images, masked_with, set_flags

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from selfmask import MaskConfig, MaskedModel
-from selfmask.maskfile import Preprocessing, inspect_mask_file
+from selfmask.maskfile import inspect_mask_file
+from selfmask.preprocessing import Preprocessing
 
 from . import smn
 from .make_golden import FOLDER, GOLDEN, head, mask_of

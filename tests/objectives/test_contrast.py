@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from selfmask import MaskConfig, get_masked_model
 from selfmask.errors import ConfigError
-from selfmask.objectives import Contrast, ContrastConfig, Objective
+from selfmask.objectives.contrast import Contrast, ContrastConfig, Objective
 
 from . import small
 

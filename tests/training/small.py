@@ -12,8 +12,8 @@ from torch.utils.data import Dataset
 from selfmask import AdaptConfig, MaskConfig
 from selfmask.data import open_images
 from selfmask.data.views import ViewsConfig
-from selfmask.maskfile import Preprocessing
-from selfmask.objectives import SwAVConfig
+from selfmask.objectives.swav import SwAVConfig
+from selfmask.preprocessing import Preprocessing
 
 HOW = Preprocessing((16, 16), (0.3, 0.3, 0.3), (0.35, 0.35, 0.35), "bilinear")
 
@@ -49,9 +49,9 @@ def config(**changes: Any) -> AdaptConfig:
     start = AdaptConfig(
         steps=12,
         batch_size=8,
-        score_lr=300.0,
+        lr=300.0,
         views=ViewsConfig(size=16, small_size=8, small=2),
-        swav=SwAVConfig(projection=16, prototypes=20, queue_length=16, queue_start=0.2, freeze_prototypes=0.2),
+        objective=SwAVConfig(projection=16, prototypes=20, queue_length=16, queue_start=0.2, freeze_prototypes=0.2),
         mask=MaskConfig(select="all", exclude=("*.bias",)) if "mask" not in changes else changes["mask"],
         log_every=1,
         checkpoint_every=3,

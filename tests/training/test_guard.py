@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from selfmask import AdaptConfig, MaskConfig, MaskedModel, adapt, get_masked_model
-from selfmask.adaptation import AdaptResult
+from selfmask.commands.adapt import AdaptResult
 from selfmask.data import ImageStore, open_images
 from selfmask.data.views import MultiCrop, ViewsConfig
 from selfmask.errors import ConfigError, InterruptedRunError, TooFewImagesError
@@ -91,7 +91,7 @@ class Noisy(nn.Module):
 
 def test_a_tensor_that_is_switched_off_as_a_whole() -> None:
     base = Noisy()
-    result = run(fast(steps=40, quality_every=40, score_lr=600.0, head_lr=1e-4, heads_first=0.0), base)
+    result = run(fast(steps=40, quality_every=40, lr=600.0, head_lr=1e-4, heads_first=0.0), base)
     assert_ended_in_trouble(result, "all weights of noise.weight are off")
     assert_frozen(result.model, base)
 
@@ -121,7 +121,7 @@ def test_trouble_reaches_the_trackers_and_the_display(tmp_path: Path) -> None:
 
 def test_a_loss_that_stays_at_that_of_a_guess() -> None:
     """Random heads that hardly learn; the log has a line every 10 steps, as it has by default."""
-    rates = {"score_lr": 1e-9, "head_lr": 1e-9}
+    rates = {"lr": 1e-9, "head_lr": 1e-9}
     settings = config(steps=170, gate=True, quality_every=50, log_every=10, checkpoint_every=50, **rates)
     result = run(settings, network(norm=False))
     assert_ended_in_trouble(result, "the loss stays at ln K = 3.00, that of a guess")
@@ -132,13 +132,13 @@ def test_a_loss_that_stays_at_that_of_a_guess() -> None:
 
 def test_features_that_become_alike() -> None:
     base = network()
-    result = run(fast(head_lr=0.5, score_lr=1e-6, quality_every=4), base)
+    result = run(fast(head_lr=0.5, lr=1e-6, quality_every=4), base)
     assert_ended_in_trouble(result, "the features of all images have become alike")
     assert_frozen(result.model, base)
 
 
 def test_after_going_back_once_a_run_can_end_well() -> None:
-    result = run(fast(head_lr=0.05, score_lr=1e-6, quality_every=4))
+    result = run(fast(head_lr=0.05, lr=1e-6, quality_every=4))
     assert [trouble["answer"][: len(BACK)] for trouble in result.result["troubles"]] == [BACK]
     assert result.log[-1]["step"] == 12
     assert_best(result)
@@ -191,7 +191,7 @@ def test_fewer_than_a_batch_when_some_are_held_out() -> None:
 def test_where_nothing_is_gained_the_mask_is_the_identity(tmp_path: Path) -> None:
     """A rate at which half of the weights go: quality falls at once, and never comes back."""
     base = network()
-    result = run(fast(steps=6, score_lr=1e4), base, out=tmp_path / "run")
+    result = run(fast(steps=6, lr=1e4), base, out=tmp_path / "run")
     assert all(quality < result.result["quality_before"] for _, quality in result.quality)
     assert (result.result["best_step"], result.result["kept"], result.helped) == (0, "identity", False)
     assert result.result["active"] == 1
@@ -238,7 +238,7 @@ def test_held_out_images_are_never_trained_on() -> None:
 
     base.register_forward_pre_hook(see)
     views = ViewsConfig(small=0, jitter_p=0.0, grey_p=0.0, blur_p=0.0)
-    run(fast(views=views, steps=20, score_lr=1e-6, head_lr=1e-6), base, Plain())
+    run(fast(views=views, steps=20, lr=1e-6, head_lr=1e-6), base, Plain())
     held = set(range(30)) - trained
     assert len(held) == 6
     assert held <= measured
@@ -259,7 +259,7 @@ def test_steps_use_only_the_images_they_may() -> None:
 
 def troubled(out: Path, **options: Any) -> AdaptResult:
     """A run that goes back once, and finds something better after that."""
-    settings = fast(score_lr=100.0, seed=3)
+    settings = fast(lr=100.0, seed=3)
     return run(settings, network(dropout=0.1), Clothes(100), out=out, **options)
 
 

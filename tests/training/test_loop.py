@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from selfmask import adapt, get_masked_model
-from selfmask.adaptation import AdaptResult
+from selfmask.commands.adapt import AdaptResult
 from selfmask.data import ImageStore, open_images
 from selfmask.data.views import MultiCrop
 from selfmask.errors import ConfigError, DivergedRunError, InterruptedRunError
@@ -78,7 +78,7 @@ def test_it_does_what_a_plain_loop_does() -> None:
         gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
         rate = cosine((step + 0.5) / 8)
         for parameter, gradient in zip(parameters, gradients, strict=True):
-            if parameter is heads.prototypes.weight and step / 8 < settings.swav.freeze_prototypes:
+            if parameter is heads.prototypes.weight and step / 8 < settings.objective.freeze_prototypes:
                 continue
             assert gradient is not None
             is_score = any(parameter is score for score in plain.scores.parameters())
@@ -96,7 +96,7 @@ def test_it_does_what_a_plain_loop_does() -> None:
 
 def test_accumulating_gradients_adds_them_up() -> None:
     """With a loss that is a mean over images, parts of a batch give the gradient of the whole."""
-    from selfmask.heads import LinearHead
+    from selfmask.objectives.heads import LinearHead
     from selfmask.objectives.supervised import Supervised
 
     weights = []

@@ -25,7 +25,7 @@ from pathlib import Path
 from selfmask import adapt
 from tests.training.small import HOW, Clothes, config, network
 out, norm, sync = Path(sys.argv[1]), sys.argv[2] == "norm", sys.argv[3] == "sync"
-result = adapt(network(norm=norm), Clothes(), config(sync_norm=sync, score_lr=100.0), out=out, preprocessing=HOW)
+result = adapt(network(norm=norm), Clothes(), config(sync_norm=sync, lr=100.0), out=out, preprocessing=HOW)
 if result.log:
     torch.save(dict(result.model.scores.items()), out / "scores.pt")
     torch.save(dict(result.model._norm.named_buffers()), out / "norm.pt")

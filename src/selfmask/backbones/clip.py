@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from ..errors import MissingExtraError
-from ..maskfile import Preprocessing
+from ..preprocessing import Preprocessing
 from .recipe import Recipe, TextTower
 from .sources import HubFile, Source, fetch
 from .weights import load_weights

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ..errors import NotABackboneError, UnknownBackboneError, WeightsUnavailableError
-from ..maskfile import Preprocessing
+from ..preprocessing import Preprocessing
 from . import clip, publishers, timm_models, tiny, transformers_clip
 from .recipe import Recipe
 from .sources import InstalledFile, fetch

@@ -8,7 +8,7 @@ from typing import Final
 import timm
 from torch import nn
 
-from ..maskfile import Preprocessing
+from ..preprocessing import Preprocessing
 from .recipe import Recipe
 from .sources import WebFile
 from .weights import load_weights

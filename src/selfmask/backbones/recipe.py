@@ -8,7 +8,7 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from ..maskfile import Preprocessing
+from ..preprocessing import Preprocessing
 from .sources import Source
 from .weights import StateDict
 

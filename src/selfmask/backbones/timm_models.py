@@ -11,7 +11,7 @@ from typing import Any
 import timm
 from torch import nn
 
-from ..maskfile import Preprocessing
+from ..preprocessing import Preprocessing
 from .recipe import Recipe
 from .sources import HubFile, InstalledFile, Source, WebFile
 from .weights import StateDict, read_weights

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..maskfile import Preprocessing
+from ..preprocessing import Preprocessing
 
 WEIGHTS = Path(__file__).with_name("tiny.safetensors")
 """Half-precision weights, to keep the package small; they are computed with in single precision."""

@@ -18,7 +18,7 @@ from PIL.Image import Resampling
 from torch import Tensor, nn
 
 from ..errors import BadWeightsError, MissingExtraError, NotABackboneError, UnknownBackboneError
-from ..maskfile import Preprocessing
+from ..preprocessing import Preprocessing
 from .recipe import Recipe, TextTower
 from .sources import HubFile, InstalledFile, Source, fetch
 from .weights import StateDict, load_weights

@@ -1,6 +1,5 @@
 """Cascades: a dispatcher's mask, a router, an expert's mask for each cluster, and what makes one vector of theirs."""
 
-from .config import CascadeConfig
 from .model import Cascade
 
-__all__ = ["Cascade", "CascadeConfig"]
+__all__ = ["Cascade"]

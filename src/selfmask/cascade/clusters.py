@@ -11,9 +11,10 @@ from safetensors.torch import save
 from torch import Tensor
 
 from ..errors import ClusterError, RunDamagedError, RunWriteError
+from ..files import write_atomically
 from ..maskfile.layout import content_hash
-from ..maskfile.writer import in_one_order, write_atomically
-from .config import CascadeConfig
+from ..maskfile.writer import in_one_order
+from .config import ShapeConfig
 from .router import Router
 
 _SHOWN = 20  # clusters named in a message
@@ -29,9 +30,9 @@ class Clusters:
     distances: Tensor
 
     @staticmethod
-    def fit(features: Tensor, numbers: list[int], config: CascadeConfig) -> Clusters:
+    def fit(features: Tensor, numbers: list[int], config: ShapeConfig, seed: int = 0) -> Clusters:
         """By the dispatcher's features of the images with these numbers."""
-        router = Router.fit(features, config)
+        router = Router.fit(features, config, seed)
         experts = router(features)
         distances = router.distances(features).gather(1, experts[:, None])[:, 0]
         return Clusters(router, torch.tensor(numbers), experts, distances)
@@ -72,7 +73,7 @@ class Clusters:
         write_atomically(path, in_one_order(data), RunWriteError)
 
     @staticmethod
-    def load(path: Path, config: CascadeConfig) -> Clusters:
+    def load(path: Path, config: ShapeConfig) -> Clusters:
         try:
             with safe_open(path, "pt") as file:
                 tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)

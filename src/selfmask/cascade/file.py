@@ -29,9 +29,10 @@ from ..errors import (
     RelativeMaskError,
     UnsupportedVersionError,
 )
+from ..files import write_atomically
 from ..maskfile import Manifest, inspect_mask_file
 from ..maskfile.layout import MAX_HEADER, content_hash
-from ..maskfile.writer import in_one_order, write_atomically
+from ..maskfile.writer import in_one_order
 from ..masking import MaskedModel
 from .combination import Combination
 from .config import MAX_EXPERTS

@@ -12,20 +12,21 @@ from typing import Any, get_args
 import torch
 from torch import Tensor, nn
 
+from ..backbones.running import as_vectors
 from ..data import open_images
-from ..embedding import Progress, embed
+from ..embedding.embed import Progress, embed
+from ..embedding.embedder import FROZEN, base_fingerprint
 from ..errors import ConfigError, CorruptCascadeError
-from ..fitting import as_vectors
-from ..maskfile import Fingerprints, Preprocessing
+from ..maskfile import Fingerprints
 from ..masking import MaskedModel
+from ..preprocessing import Preprocessing
 from .combination import Combination
-from .config import CascadeConfig, ScaleName
+from .config import ScaleName
 from .router import Router
 
 DISPATCHER = "dispatcher"
 CONDITIONAL, UNCONDITIONAL = "conditional", "unconditional"
 COMBINATIONS = (CONDITIONAL, UNCONDITIONAL)
-FROZEN = "frozen"
 BATCH = 512
 """Images to group by expert: the more, the less it matters that masks are switched and that some groups are small."""
 _AT_ONCE = 128  # images in a forward pass
@@ -41,7 +42,7 @@ class Cascade(nn.Module):
     `combination` says how: "conditional" runs the dispatcher and the one expert that the router chooses, two passes of
     the backbone an image; "unconditional" runs all experts. `scale` is as in `CascadeConfig`.
 
-    >>> cascade = Cascade.fit(model, "photos/", out="runs/photos")
+    >>> cascade = selfmask.fit_cascade(model, "photos/", out="runs/photos")
     >>> vectors = cascade.embed("photos/")
     >>> cascade = Cascade.load(model, "runs/photos/cascade.smn")
     """
@@ -74,6 +75,15 @@ class Cascade(nn.Module):
         self.combinations = {name: dataclasses.replace(each, scale=scale) for name, each in self.combinations.items()}
 
     @property
+    def variants(self) -> dict[str, str]:
+        return {
+            FROZEN: "frozen backbone",
+            DISPATCHER: "dispatcher",
+            CONDITIONAL: "cascade, conditional",
+            UNCONDITIONAL: "cascade, unconditional",
+        }
+
+    @property
     def experts(self) -> int:
         return self.router.experts
 
@@ -81,21 +91,7 @@ class Cascade(nn.Module):
     def width(self) -> int:
         return len(self.router.mean)
 
-    # ---- making one -------------------------------------------------------------------------------------------
-
-    @staticmethod
-    def fit(
-        model: nn.Module,
-        images: Any,
-        config: CascadeConfig | None = None,
-        *,
-        out: str | Path | None = None,
-        **more: Any,
-    ) -> Cascade:
-        """Adapt a dispatcher, fit the router, train the experts and fit both combinations; see `cascade.run.fit`."""
-        from .run import fit  # here, because it imports all of training
-
-        return fit(model, images, config, out=out, **more)
+    # ---- files -------------------------------------------------------------------------------------------------
 
     def save(self, path: str | Path) -> int:
         """Write one file, atomically, and return its size in bytes."""
@@ -147,24 +143,24 @@ class Cascade(nn.Module):
         """Combined vectors of normalised images."""
         return self.vectors(pixels, [self._known(self.combination)])[0]
 
-    def vectors(self, pixels: Tensor, sides: Sequence[str]) -> list[Tensor]:
-        """The vectors of each side: "frozen", "dispatcher", or a combination. No network is run twice on an image."""
+    def vectors(self, pixels: Tensor, variants: Sequence[str]) -> list[Tensor]:
+        """The vectors of each variant: frozen, dispatcher, or a combination. No network is run twice on an image."""
         found: dict[str, Tensor] = {}
-        if FROZEN in sides:
+        if FROZEN in variants:
             with self.masked.disable_mask():
                 found[FROZEN] = as_vectors(self.masked(pixels)).float()
-        if set(sides) - {FROZEN}:
+        if set(variants) - {FROZEN}:
             found[DISPATCHER] = first = self._run(DISPATCHER, pixels)
-            if UNCONDITIONAL in sides:
+            if UNCONDITIONAL in variants:
                 every = {k: self._run(expert_name(k), pixels) for k in range(self.experts)}
                 found[UNCONDITIONAL] = self.combinations[UNCONDITIONAL](first, every)
-                if CONDITIONAL in sides:
+                if CONDITIONAL in variants:
                     found[CONDITIONAL] = self._conditional(first, lambda k, chosen: every[k][chosen])
-            elif CONDITIONAL in sides:
+            elif CONDITIONAL in variants:
                 found[CONDITIONAL] = self._conditional(
                     first, lambda k, chosen: self._run(expert_name(k), pixels[chosen])
                 )
-        return [found[side] for side in sides]
+        return [found[variant] for variant in variants]
 
     def _conditional(self, dispatcher: Tensor, features: Callable[[int, Tensor], Tensor]) -> Tensor:
         """Grouped by expert: `features` gives those of an expert for the images with these numbers."""
@@ -198,15 +194,20 @@ class Cascade(nn.Module):
         self.combinations = {name: each.to(device) for name, each in self.combinations.items()}
         return self
 
-    @property
-    def fingerprint(self) -> str:
-        """A hash of all that vectors depend on, whatever the combination."""
-        tensors = {**self.masked.base.state_dict()}
-        tensors |= {f"router.{name}": value for name, value in self.router.tensors().items()}
-        for name, combination in self.combinations.items():
-            tensors |= {f"{name}.{key}": value for key, value in combination.tensors().items()}
-        masks = [self.mask_identity(name) for name in (DISPATCHER, *map(expert_name, range(self.experts)))]
-        return hashlib.sha256(json.dumps([Fingerprints().of(tensors), masks, self.scale]).encode()).hexdigest()
+    def fingerprint(self, variant: str) -> str:
+        """A hash of all that the vectors of a variant depend on, but images and preprocessing."""
+        base = base_fingerprint(self.masked.base)
+        if variant == FROZEN:
+            return base
+        masks = [self.mask_identity(DISPATCHER)]
+        if variant == DISPATCHER:
+            return _hash([base, *masks])
+        masks += [self.mask_identity(expert_name(k)) for k in range(self.experts)]
+        maps = Fingerprints().of(
+            {f"router.{name}": value for name, value in self.router.tensors().items()}
+            | {f"{variant}.{name}": value for name, value in self.combinations[variant].tensors().items()}
+        )
+        return _hash([base, *masks, maps, self.scale, variant])
 
     def mask_identity(self, name: str) -> str:
         """A hash of a mask's bits and statistics."""
@@ -224,3 +225,7 @@ class _Call(nn.Module):
 
     def forward(self, pixels: Tensor) -> Tensor:
         return self.run(pixels)
+
+
+def _hash(facts: list[str]) -> str:
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()

@@ -17,7 +17,7 @@ from sklearn.mixture import GaussianMixture
 from torch import Tensor
 
 from ..errors import ClusterError, CorruptCascadeError
-from .config import CascadeConfig
+from .config import ShapeConfig
 from .moments import Moments
 
 
@@ -42,7 +42,7 @@ class Router:
     """Logarithms of the shares of the experts: [experts]"""
 
     @staticmethod
-    def fit(features: Tensor, config: CascadeConfig) -> Router:
+    def fit(features: Tensor, config: ShapeConfig, seed: int = 0) -> Router:
         """For the dispatcher's features of the training images, [images, width]."""
         images, width = features.shape
         if images <= config.components or width < config.components:
@@ -72,7 +72,7 @@ class Router:
         mean, components = (part.half().float() for part in (moments.mean, found.vectors / found.variances.sqrt()))
         z = ((F.normalize(features, dim=1) - mean) @ components).double().numpy()
         try:
-            return Router(mean, components, *_clusters(z, config))
+            return Router(mean, components, *_clusters(z, config, seed))
         except ValueError as error:
             raise ClusterError(
                 f"no {config.experts} clusters could be found",
@@ -126,9 +126,9 @@ class Router:
         return Router(**{name: tensors[name].float() for name in shapes})
 
 
-def _clusters(z: NDArray[np.float64], config: CascadeConfig) -> tuple[Tensor, Tensor, Tensor]:
+def _clusters(z: NDArray[np.float64], config: ShapeConfig, seed: int) -> tuple[Tensor, Tensor, Tensor]:
     """Centres, precisions and logarithms of weights."""
-    seed = config.seed % 2**32
+    seed = seed % 2**32
     if config.router == "kmeans":
         found = KMeans(config.experts, n_init=10, random_state=seed).fit(z)
         precisions = torch.eye(config.components).expand(config.experts, -1, -1).contiguous()

@@ -64,9 +64,9 @@ def adapt(
     Examples:  selfmask adapt photos/ --backbone resnet50
     torchrun --nproc-per-node 4 -m selfmask adapt photos/   (the same on four GPUs)
     """
-    from ..adaptation import adapt as run
     from ..backbones import load_backbone
-    from ..presets import AdaptConfig
+    from ..commands.adapt import AdaptConfig
+    from ..commands.adapt import adapt as run
     from ..training import Processes
     from ..training.display import ConsoleDisplay, QuietDisplay
 

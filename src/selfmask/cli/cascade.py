@@ -13,13 +13,14 @@ from rich.console import Console
 from rich.table import Table
 from typer.core import TyperGroup
 
+from ..files import RunFile
 from .adapt import Preset
 from .embed import Scale
 
 if TYPE_CHECKING:
-    from ..cascade.job import Job
+    from ..commands.cascade.job import Job
 
-_CONFIG = "config.json"
+_CONFIG = RunFile.CONFIG
 _RUN = "run"
 
 
@@ -97,8 +98,8 @@ def run(
     On many machines:  selfmask cascade photos/ --out DIR --prepare;  selfmask cascade expert DIR --index 0  and so on;
     selfmask cascade finish DIR
     """
-    from ..cascade.run import fit
-    from ..cascade.run import prepare as begin
+    from ..commands.cascade import fit_cascade
+    from ..commands.cascade.run import prepare as begin
     from ..training.stages import StagesDisplay
 
     given = {"steps": steps, "epochs": epochs}
@@ -120,7 +121,7 @@ def run(
         lines = [f"selfmask cascade expert {where} --index {k}" for k in job.missing]
         _say(console, "prepared; now, anywhere, in any order:", *lines, "and then:", f"selfmask cascade finish {where}")
         return
-    fit(
+    fit_cascade(
         *(job.model, job.images, job.config),
         out=where,
         dispatcher=dispatcher,
@@ -144,7 +145,7 @@ def expert(
 
     Example:  selfmask cascade expert runs/photos-cascade --index 2
     """
-    from ..cascade.run import train_expert
+    from ..commands.cascade.run import train_expert
     from ..training import Processes
     from ..training.display import ConsoleDisplay, QuietDisplay
 
@@ -163,7 +164,7 @@ def finish(folder: Folder, data: Elsewhere = None, weights: Weights = None, as_j
 
     Example:  selfmask cascade finish runs/photos-cascade
     """
-    from ..cascade.run import collect
+    from ..commands.cascade.run import collect
     from ..training.stages import StagesDisplay
 
     console, start = Console(stderr=as_json), time.monotonic()
@@ -190,8 +191,8 @@ def _asked(folder: Path, data: str | None, weights: Path | None) -> dict[str, An
 
 def _job(folder: Path, asked: dict[str, Any]) -> Job:
     from ..backbones import load_backbone
-    from ..cascade import CascadeConfig
-    from ..cascade.job import Job
+    from ..commands.cascade.config import CascadeConfig
+    from ..commands.cascade.job import Job
     from ..data import open_images
 
     config = CascadeConfig.preset(asked["preset"], **asked["settings"], track=())
@@ -203,7 +204,7 @@ def _job(folder: Path, asked: dict[str, Any]) -> Job:
 
 
 def _show(console: Console, folder: Path, as_json: bool, seconds: float) -> None:
-    result = json.loads((folder / "result.json").read_text())
+    result = json.loads((folder / RunFile.RESULT).read_text())
     if as_json:
         print(json.dumps(result, indent=2))
         return

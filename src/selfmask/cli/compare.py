@@ -8,6 +8,7 @@ from typing import Annotated, Any, cast
 
 import typer
 from rich.console import Console
+from rich.table import Table
 
 from .train import LabelledData, Preset
 
@@ -42,12 +43,12 @@ def compare(
     Example:  selfmask compare birds/ --backbone resnet50 --methods frozen,self-mask,full
     """
     from ..backbones import load_backbone
-    from ..comparison import CompareConfig
-    from ..comparison import compare as run
-    from ..comparison.showing import as_dict, draw, markdown, table
+    from ..commands.compare import CompareConfig
+    from ..commands.compare import compare as run
+    from ..data.partition import open_labelled
     from ..errors import ConfigError, RunWriteError
-    from ..maskfile.writer import write_atomically
-    from ..supervised import open_labelled
+    from ..files import write_atomically
+    from ..report.comparison import as_dict, draw, head, markdown, rows
     from ..training.stages import StagesDisplay
 
     try:
@@ -80,5 +81,8 @@ def compare(
     if as_json:
         print(json.dumps(as_dict(comparison), indent=2))
         return
-    console.print(table(comparison))
+    table = Table(*head(comparison), title="Accuracy, by share of the labels", title_justify="left")
+    for row in rows(comparison):
+        table.add_row(*row)
+    console.print(table)
     console.print(f"{where}/compare.png, compare.md, compare.json", highlight=False, markup=False, soft_wrap=True)

@@ -26,11 +26,10 @@ def demo(
     Takes a few minutes and needs no network and no labels; labels are used to measure only. If it was stopped, it
     goes on; if it is finished, it shows the result again (remove the folder to start over).
     """
-    from ..adaptation import adapt
     from ..backbones import load_backbone
+    from ..commands.adapt import AdaptConfig, adapt
+    from ..commands.outcome import Labelled
     from ..data import open_images
-    from ..outcome import Labelled
-    from ..presets import AdaptConfig
     from ..training.display import ConsoleDisplay
 
     console = Console(stderr=as_json)

@@ -18,8 +18,8 @@ from rich.progress import Progress as Bar
 
 if TYPE_CHECKING:
     from ..cascade import Cascade
-    from ..embedding import Progress
-    from ..features import Written
+    from ..embedding.embed import Progress
+    from ..embedding.features import Written
 
 
 class Combination(StrEnum):
@@ -71,9 +71,9 @@ def embed(
     """
     from ..cascade import Cascade
     from ..cascade.model import BATCH
+    from ..commands.opening import load_embedder
     from ..data import open_images
-    from ..features import write_features
-    from ..loading import load_embedder
+    from ..embedding.features import write_features
 
     console = Console(stderr=as_json)
 

@@ -56,13 +56,13 @@ def evaluate(
     Example:  selfmask evaluate runs/birds --data labelled-birds/ --report birds.html
     """
     from ..cascade import Cascade
-    from ..evaluation.cache import FeatureCache, cache_folder
-    from ..evaluation.labels import matched
+    from ..commands.evaluate import features_of
+    from ..commands.opening import load_embedder
+    from ..data.labels import matched
+    from ..data.partition import open_parts
+    from ..embedding.cache import FeatureCache, cache_folder
     from ..evaluation.measuring import evaluate as measure
-    from ..evaluation.measuring import features_of
-    from ..evaluation.parts import open_parts
     from ..evaluation.protocols import HEAD, Settings, check_head, protocols_of
-    from ..loading import load_embedder
 
     console = Console(stderr=as_json)
 
@@ -111,7 +111,6 @@ def _notes(evaluation: Evaluation) -> Iterator[str]:
 
 
 def _show(console: Console, evaluation: Evaluation) -> None:
-    from ..evaluation.extraction import SIDES
     from ..evaluation.metrics import TOP
     from ..evaluation.protocols import TITLES
 
@@ -120,7 +119,11 @@ def _show(console: Console, evaluation: Evaluation) -> None:
     table.title = escape(evaluation.name)
     for protocol, sides in evaluation.results.items():
         for number, (side, found) in enumerate(sides.items()):
-            cells = [TITLES[protocol] if number == 0 else "", SIDES[side], _share(found.top1, found.top1_interval)]
+            cells = [
+                TITLES[protocol] if number == 0 else "",
+                evaluation.titles[side],
+                _share(found.top1, found.top1_interval),
+            ]
             if with_top5:
                 cells.append(_share(found.top5, found.top5_interval))
             table.add_row(*cells, escape(_worst(found)))

@@ -22,10 +22,12 @@ def pretrain(
 
     The file it writes, tiny.safetensors, can be used with: --backbone selfmask/tiny --weights FILE.
     """
-    from ..pretraining import pretrain as run
+    from ..commands.pretrain import PretrainConfig
+    from ..commands.pretrain import pretrain as run
     from ..training.display import ConsoleDisplay
 
     console = Console()
     display = ConsoleDisplay(console)
-    file = run(images, out, epochs=epochs, labels=labels, lr=lr, seed=seed, resume=resume, display=display)
+    config = PretrainConfig(epochs=epochs, labels=labels, lr=lr, seed=seed)
+    file = run(images, out, config, resume=resume, display=display)
     console.print(f"weights in {file} ({file.stat().st_size:,} bytes)", highlight=False, markup=False, soft_wrap=True)

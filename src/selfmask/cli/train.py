@@ -11,8 +11,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from ..files import RunFile
+
 if TYPE_CHECKING:
-    from ..heads import TextHead
+    from ..objectives.heads import TextHead
 
 
 class Method(StrEnum):
@@ -86,9 +88,10 @@ def train(
     selfmask train birds/ --backbone open_clip/ViT-B-32 --head clip-text
     """
     from ..backbones import load_backbone
+    from ..commands.train import TrainConfig
+    from ..commands.train import train as run
+    from ..data.partition import open_labelled
     from ..errors import ConfigError
-    from ..supervised import TrainConfig, open_labelled
-    from ..supervised import train as run
     from ..training import Processes
     from ..training.display import ConsoleDisplay, QuietDisplay
 
@@ -137,7 +140,7 @@ def _text_head(
     from ..backbones.text import PAPER, class_embeddings
     from ..data.class_names import read_class_names
     from ..errors import LabelsError
-    from ..heads import TextHead
+    from ..objectives.heads import TextHead
 
     said = own if names is None else read_class_names(names)
     if len(said) != len(own):
@@ -158,7 +161,7 @@ def show(console: Console, folder: Path, result: dict[str, Any]) -> None:
         table.add_row("test accuracy", f"{result['accuracy_before']:.1%}", f"{result['accuracy']:.1%}")
     table.add_row("bytes", f"{result['base_bytes']:,} (the backbone)", f"{result['bytes']:,}")
     console.print(table)
-    file = "mask.smn" if result["method"] == "mask" else "tuned.safetensors"
+    file = RunFile.MASK if result["method"] == "mask" else RunFile.TUNED
     lines = [f"{result['labels']:,} labels, {result['steps']} steps, {result['seconds']:.0f} s"]
     if "active" in result:
         lines[0] = f"{result['active']:.2%} of the weights stay on; {lines[0]}"

@@ -12,7 +12,7 @@ import torchvision.transforms.v2.functional as TF
 from torch import Tensor
 
 from ..errors import ConfigError
-from ..maskfile import Preprocessing
+from ..preprocessing import Preprocessing
 from . import image_ops as ops
 
 REFERENCE_SIZE = 224  # of a large crop, in pixels; the blur's sigma and the small crops are given for it

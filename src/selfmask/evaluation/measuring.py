@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from ..data import Images
 from ..data.splits import label_split
-from ..embedding import Progress
-from ..heads import Head
-from ..loading import Embedder, best_device
-from .cache import FeatureCache, Vectors
-from .extraction import extract
 from .inputs import Told
-from .labels import check_left, matched
 from .metrics import Scores, interval, score
-from .protocols import HEAD, PROTOCOLS, Prediction, Settings, Task, check_head
+from .protocols import HEAD, PROTOCOLS, Classifier, Prediction, Settings, Task, check_head
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,6 +51,8 @@ class Evaluation:
     settings: Settings
     seeds: int
     results: dict[str, dict[str, Measured]]
+    titles: Mapping[str, str]
+    """What to call each variant."""
 
     def as_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -75,12 +69,19 @@ class Features:
     classes: list[str]
     left_out: int
     divided: bool
-    head: Head | None = None
+    titles: Mapping[str, str]
+    """What to call each variant."""
+    head: Classifier | None = None
     """What was trained to tell classes by the features of the last side."""
 
 
 def evaluate(
-    name: str, features: Features, protocols: Sequence[str], settings: Settings, *, progress: Progress | None = None
+    name: str,
+    features: Features,
+    protocols: Sequence[str],
+    settings: Settings,
+    *,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Evaluation:
     """Run every protocol on the features of every side. `progress` counts the test images of all these runs."""
     splits = label_splits(features, settings)
@@ -111,40 +112,8 @@ def evaluate(
         settings=settings,
         seeds=len(splits),
         results=results,
+        titles=dict(features.titles),
     )
-
-
-def features_of(
-    embedder: Embedder,
-    train: Images,
-    test: Images,
-    *,
-    divided: bool = True,
-    batch_size: int = 64,
-    cache: FeatureCache | None = None,
-    progress: Progress | None = None,
-) -> Features:
-    """Features and labels of both parts; labels that cannot be measured with are refused before the work.
-
-    Images that do not decode are left out. `divided` is only reported.
-    """
-    labels = matched(train, test)
-    total = len(train) + len(test)
-
-    def vectors(images: Images, before: int) -> dict[str, Vectors]:
-        advance = None if progress is None else lambda done, _: progress(before + done, total)
-        return extract(embedder, images, batch_size=batch_size, cache=cache, progress=advance)
-
-    own, other = vectors(train, 0), vectors(test, len(train))
-    kept, test_kept = next(iter(own.values())).kept, next(iter(other.values())).kept
-    y, truth = torch.tensor(labels.train)[kept], torch.tensor(labels.test)[test_kept]
-    check_left(set(y.tolist()), set(truth.tolist()), labels.classes)
-    left_out = total - len(kept) - len(test_kept)
-    return Features(_rows(own), y, _rows(other), truth, labels.classes, left_out, divided, embedder.head)
-
-
-def _rows(vectors: dict[str, Vectors]) -> dict[str, Tensor]:
-    return {side: each.rows for side, each in vectors.items()}
 
 
 def label_splits(features: Features, settings: Settings) -> list[list[int]]:
@@ -171,7 +140,7 @@ def _measure(
     told: Told,
 ) -> Measured:
     scores, predictions = list[Scores](), list[Prediction]()
-    own, test = (part[side].to(best_device()) for part in (features.train, features.test))
+    own, test = features.train[side], features.test[side]
     for seed, chosen in enumerate(splits):
         train = own if len(chosen) == len(own) else own[chosen]
         task = Task(train, features.labels[chosen], test, settings, seed, features.classes, features.head)

@@ -8,12 +8,12 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from ..errors import EvaluationError, HeadError, LabelsError
-from ..heads import Head
 from .inputs import Told
 from .knn import knn_rank
 from .probe import PENALTY, choose_penalty, linear_probe_fit
@@ -48,6 +48,15 @@ class Settings:
             )
 
 
+class Classifier(Protocol):
+    """What was trained to tell classes by vectors."""
+
+    classes: list[str]
+
+    def ranked(self, vectors: Tensor, count: int = 5) -> Tensor:
+        """The numbers of the likeliest classes of each vector, likeliest first."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Task:
     """Labelled features of one model to learn from, and features of test images."""
@@ -58,7 +67,7 @@ class Task:
     settings: Settings
     seed: int
     classes: Sequence[str] = ()
-    head: Head | None = None
+    head: Classifier | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,7 +78,7 @@ class Prediction:
     chosen: dict[str, float] = dataclasses.field(default_factory=dict)
 
 
-Protocol = Callable[[Task, Told], Prediction]
+Measuring = Callable[[Task, Told], Prediction]
 
 
 def knn(task: Task, told: Told) -> Prediction:
@@ -90,10 +99,10 @@ def trained_head(task: Task, told: Told) -> Prediction:
     """What was trained with the mask; no label is used. Classes are matched by name."""
     head = check_head(task.head, task.classes)
     own = torch.tensor([list(task.classes).index(name) for name in head.classes], device=task.test.device)
-    return Prediction(own[head.to(task.test.device).ranked(task.test)])
+    return Prediction(own[head.ranked(task.test)])
 
 
-def check_head(head: Head | None, classes: Sequence[str]) -> Head:
+def check_head(head: Classifier | None, classes: Sequence[str]) -> Classifier:
     """The head, if there is one and it was made for just these classes."""
     if head is None:
         raise HeadError(
@@ -114,7 +123,7 @@ def check_head(head: Head | None, classes: Sequence[str]) -> Head:
 
 
 HEAD = "head"
-PROTOCOLS: dict[str, Protocol] = {"knn": knn, "linear": linear, HEAD: trained_head}
+PROTOCOLS: dict[str, Measuring] = {"knn": knn, "linear": linear, HEAD: trained_head}
 TITLES = {"knn": "k-NN", "linear": "linear probe", HEAD: "its own head"}
 
 

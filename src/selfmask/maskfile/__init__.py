@@ -3,7 +3,7 @@
 from .codecs import Members
 from .fingerprint import Fingerprints
 from .manifest import Manifest
-from .mask import Bits, PackedMask, Preprocessing, pack_bits, unpack_bits, weights_with_bits
+from .mask import Bits, PackedMask, pack_bits, unpack_bits, weights_with_bits
 from .reader import inspect_mask_file, read_mask_file
 from .writer import write_mask_file
 
@@ -13,7 +13,6 @@ __all__ = [
     "Manifest",
     "Members",
     "PackedMask",
-    "Preprocessing",
     "inspect_mask_file",
     "pack_bits",
     "read_mask_file",

@@ -8,8 +8,8 @@ import math
 from typing import Any
 
 from ..errors import CorruptMaskFileError, NotAMaskFileError, UnsupportedVersionError
+from ..preprocessing import Preprocessing
 from .codecs import CODECS
-from .mask import Preprocessing
 
 FORMAT = "selfmask"
 VERSION = "1"

@@ -12,34 +12,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+
+from ..preprocessing import Preprocessing
 
 Bits = npt.NDArray[np.uint8]
-
-
-@dataclasses.dataclass(frozen=True)
-class Preprocessing:
-    """How images must be prepared for the base: a mask learned under one preparation fails under another."""
-
-    size: tuple[int, int]
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    interpolation: str
-
-    @staticmethod
-    def of_model(model: nn.Module) -> tuple[str | None, Preprocessing | None]:
-        """Name and preprocessing that a timm model carries; (None, None) for other models."""
-        known = getattr(model, "pretrained_cfg", None)
-        if not isinstance(known, Mapping):
-            return None, None
-        architecture, tag = known.get("architecture"), known.get("tag")
-        name = f"{architecture}.{tag}" if architecture and tag else architecture
-        try:
-            height, width = (int(side) for side in known["input_size"][-2:])
-            mean, std = (tuple(float(value) for value in known[key]) for key in ("mean", "std"))
-            return name, Preprocessing((height, width), mean, std, str(known["interpolation"]))
-        except (KeyError, TypeError, ValueError):
-            return name, None
 
 
 @dataclasses.dataclass

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import secrets
 from collections.abc import Mapping
-from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 
@@ -15,7 +12,8 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from ..errors import ConfigError, MaskWriteError, RelativeMaskError, SelfmaskError
+from ..errors import ConfigError, MaskWriteError, RelativeMaskError
+from ..files import write_atomically
 from . import codecs
 from .layout import MAX_HEADER, SHARED, WIDTHS, PathLike, content_hash, max_head, same_bits
 from .manifest import FORMAT, VERSION, Manifest, TensorEntry
@@ -57,33 +55,7 @@ def write_mask_file(
     metadata["sha256"] = content_hash(manifest, tensors)
     data = in_one_order(save(tensors, metadata))
     _check_limits(data, mask)
-    return write_atomically(Path(path), data)
-
-
-def write_atomically(path: Path, data: bytes | memoryview, error_type: type[SelfmaskError] = MaskWriteError) -> int:
-    """Write beside, flush to disk, then rename: whatever happens, `path` is the old file or the new one, whole."""
-    temporary = path.parent / f".{secrets.token_hex(8)}.tmp"
-    try:
-        if path.is_dir():
-            raise IsADirectoryError("this is a folder")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        # Opened by hand so that the kernel applies the umask: to read that is to set it, for all threads.
-        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
-        raise error_type(
-            f"cannot write {path}",
-            expected="a file name in a folder that can be written, with room on the disk",
-            found=getattr(error, "strerror", None) or error,
-            todo="choose another place; whatever stood at this name is untouched",
-        ) from error
-    finally:  # on Ctrl-C too; after success there is nothing left to remove
-        with suppress(OSError, ValueError):
-            temporary.unlink()
-    return len(data)
+    return write_atomically(Path(path), data, MaskWriteError)
 
 
 def _check_limits(data: bytes, mask: PackedMask) -> None:

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
 
 from ..errors import ConfigError
+from .rules import RULES
 
-RuleName = Literal["threshold", "topk", "progressive_topk"]
 ScoreInit = Literal["constant", "kaiming"]
 FractionBy = Literal["random", "magnitude"]
 NormPolicy = Literal["adapt", "frozen", "recalibrate", "anchored"]
@@ -35,7 +35,7 @@ class MaskConfig:
         what the mask does but not what the images are like; see `MaskedModel.anchor`).
     """
 
-    rule: RuleName = "threshold"
+    rule: str = "threshold"
     mu: float = 0.0
     s0: float = 1.0
     active_share: float = 0.5
@@ -49,12 +49,11 @@ class MaskConfig:
     norm: NormPolicy = "adapt"
 
     def __post_init__(self) -> None:
-        _one_of("rule", self.rule, get_args(RuleName))
+        _one_of("rule", self.rule, list(RULES))
         _one_of("fraction_by", self.fraction_by, get_args(FractionBy))
         _one_of("norm", self.norm, get_args(NormPolicy))
         if self.score_init is None:
-            start: ScoreInit = "kaiming" if self.rule == "topk" else "constant"
-            object.__setattr__(self, "score_init", start)
+            object.__setattr__(self, "score_init", RULES[self.rule].score_init)
         _one_of("score_init", self.score_init, get_args(ScoreInit))
         _between("active_share", self.active_share, 0.0, 1.0)
         _between("fraction", self.fraction, 0.0, 1.0)

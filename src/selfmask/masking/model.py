@@ -13,22 +13,14 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from ..errors import ConfigError, UnknownMaskError, WrongBaseError
-from ..maskfile import (
-    Bits,
-    Fingerprints,
-    Members,
-    PackedMask,
-    Preprocessing,
-    pack_bits,
-    read_mask_file,
-    unpack_bits,
-    write_mask_file,
-)
+from ..maskfile import Bits, Fingerprints, Members, PackedMask, pack_bits, read_mask_file, unpack_bits, write_mask_file
+from ..preprocessing import Preprocessing
 from .config import MaskConfig
 from .effective import EffectiveWeight, apply_mask_, count_ones, inverse_alpha, unpack_mask_
 from .members import member_key, tensor_name
 from .norms import Anchor, can_be_anchored, norm_buffers, norm_layers, plain_average, saved_statistics
-from .rules import choose_fraction, initial_scores, write_mask
+from .rules import write_mask
+from .scores import choose_fraction, initial_scores
 from .selection import select_parameters, tied_names
 
 DEFAULT = "default"

@@ -1,47 +1,96 @@
-"""From scores to masks: the threshold rule of the paper and the top-k rules it compares with."""
+"""Rules: how scores become masks. Each is a small class under the name that `--rule` takes.
+
+A new rule is one file that defines one with `@register_rule`: in this folder, or in another package that names it as an
+entry point of the group "selfmask.rules".
+"""
 
 from __future__ import annotations
 
-import hashlib
+from abc import ABC, abstractmethod
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from .config import MaskConfig
+from ..errors import ConfigError
+
+if TYPE_CHECKING:
+    from .config import MaskConfig, ScoreInit
 
 
-def initial_scores(weight: Tensor, config: MaskConfig, generator: torch.Generator) -> Tensor:
-    """S0 for one tensor, always float32: steps from 1 that bfloat16 would round away must add up."""
-    scores = torch.full_like(weight, config.s0, dtype=torch.float32, requires_grad=False)
-    if config.score_init == "kaiming":
-        # kaiming_uniform_(a=sqrt 5) is U(-1, 1)/sqrt(fan_in); written out because it refuses 1-d tensors.
-        fan_in = weight[0].numel() if weight.dim() > 1 else weight.numel()
-        random = torch.rand(weight.shape, generator=generator).mul_(2).sub_(1).div_(max(fan_in, 1) ** 0.5)
-        scores.copy_(random)
-    return scores
+class Rule(ABC):
+    """Turns the scores of one tensor into its mask."""
+
+    name: ClassVar[str]
+    score_init: ClassVar[ScoreInit] = "constant"
+    """How scores start, where the config does not say."""
+
+    @abstractmethod
+    def write(self, scores: Tensor, config: MaskConfig, progress: float, out: Tensor) -> None:
+        """Write the mask M of `scores` as zeros and ones into `out`, which has their shape, in the weight's dtype.
+
+        `progress` in [0, 1] is how far training has come.
+        """
+
+
+RULES: dict[str, Rule] = {}
+T = TypeVar("T", bound=Rule)
+
+
+def register_rule(rule: type[T]) -> type[T]:
+    """Make a rule known by its name."""
+    if type(RULES.setdefault(rule.name, rule())) is not rule:
+        raise ConfigError(f"there are two rules of the name {rule.name!r}")
+    return rule
+
+
+@register_rule
+class Threshold(Rule):
+    """M = [S > mu]: the paper."""
+
+    name = "threshold"
+
+    def write(self, scores: Tensor, config: MaskConfig, progress: float, out: Tensor) -> None:
+        torch.gt(scores, config.mu, out=out)
+
+
+@register_rule
+class TopK(Rule):
+    """The `active_share` highest scores of each tensor (Ramanujan)."""
+
+    name = "topk"
+    score_init = "kaiming"
+
+    def write(self, scores: Tensor, config: MaskConfig, progress: float, out: Tensor) -> None:
+        out.copy_(top_share(scores.flatten(), config.active_share).view_as(scores))
+
+
+@register_rule
+class ProgressiveTopK(Rule):
+    """Top-k whose share falls from 1 to `active_share` as training progresses."""
+
+    name = "progressive_topk"
+
+    def write(self, scores: Tensor, config: MaskConfig, progress: float, out: Tensor) -> None:
+        share = 1 + (config.active_share - 1) * progress
+        out.copy_(top_share(scores.flatten(), share).view_as(scores))
 
 
 def write_mask(scores: Tensor, config: MaskConfig, progress: float, chosen: Tensor | None, out: Tensor) -> None:
     """Write the mask M of `scores` as zeros and ones into `out`, which has the weight's shape and dtype.
 
-    `progress` in [0, 1] is how far training has come, for the progressive rule. Weights that are not `chosen`
-    stay on whatever their score, so that not even weight decay can switch them off.
+    Weights that are not `chosen` stay on whatever their score, so that not even weight decay can switch them off.
     """
-    if config.rule == "threshold":
-        torch.gt(scores, config.mu, out=out)
-        if chosen is not None:
-            out.masked_fill_(~chosen, 1)
-    else:
-        share = config.active_share
-        if config.rule == "progressive_topk":
-            share = 1 + (share - 1) * progress
-        if chosen is None:
-            out.copy_(top_share(scores.flatten(), share).view_as(scores))
-        else:
-            out.fill_(1)
-            out[chosen] = top_share(scores[chosen], share).to(out.dtype)
+    rule = RULES[config.rule]
+    if chosen is None:
+        rule.write(scores, config, progress, out)
+        return
+    own = scores[chosen]
+    of_chosen = torch.empty_like(own, dtype=out.dtype)
+    rule.write(own, config, progress, of_chosen)
+    out.fill_(1)
+    out[chosen] = of_chosen
 
 
 def top_share(scores: Tensor, share: float) -> Tensor:
@@ -57,28 +106,5 @@ def top_share(scores: Tensor, share: float) -> Tensor:
     return keep
 
 
-def choose_fraction(name: str, weight: Tensor, config: MaskConfig) -> Tensor | None:
-    """Which weights of a tensor carry a score, or None for all of them.
-
-    A mask file stores bits for the chosen weights only, so every reader must make the same choice for ever:
-    `docs/format.md` specifies both ways, and SplitMix64 is short enough to specify (library generators may
-    change their streams between releases).
-    """
-    if config.fraction >= 1:
-        return None
-    if config.fraction_by == "random":
-        uniform = _splitmix64(f"{config.seed}:{name}", weight.numel()) >> np.uint64(11)
-        chosen = torch.from_numpy(uniform < round(config.fraction * 2**53))
-    else:
-        chosen = top_share(weight.detach().abs().float().flatten().cpu(), config.fraction)
-    return chosen.view(weight.shape).to(weight.device)
-
-
-def _splitmix64(key: str, n: int) -> npt.NDArray[np.uint64]:
-    """n pseudo-random 64-bit numbers, seeded by a text."""
-    start = np.frombuffer(hashlib.sha256(key.encode()).digest()[:8], dtype="<u8")[0]
-    z = start + np.arange(1, n + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    z = z ^ (z >> np.uint64(31))
-    return np.asarray(z, np.uint64)
+for _point in entry_points(group="selfmask.rules"):
+    _point.load()

@@ -1,28 +1,119 @@
-"""What the training loop asks of an objective."""
+"""What an objective is: a loss with trainable heads of its own, and a config that knows how to build it.
+
+A new objective is one file in this folder: a config dataclass with `@register`, whose `build` makes the `Objective`.
+It is then a choice of `--objective`, and its settings are options of the command line.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 from abc import ABC, abstractmethod
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, TypeVar
 
 from torch import Tensor, nn
 
-Metrics = dict[str, float | Tensor]
+from ..data.views import ViewsConfig
+from ..errors import ConfigError
+from ..files import LogKey
+
+Number = float | Tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class Health:
+    """What tells a run that learns from one that does not. Every part may be missing.
+
+    guess: the loss of a guess, ln K for K equally likely answers; a run whose loss stays there learns nothing.
+    spread: 1 - |mean|^2 of the unit vectors of a batch; near 0, all images have become alike.
+    more: other numbers worth logging.
+    """
+
+    guess: Number | None = None
+    spread: Number | None = None
+    more: Mapping[str, Number] = dataclasses.field(default_factory=dict)
+
+    def numbers(self) -> dict[str, Number]:
+        """As columns of the log; `of_line` takes them back."""
+        known = {LogKey.GUESS: self.guess, LogKey.SPREAD: self.spread}
+        return {**{name: value for name, value in known.items() if value is not None}, **self.more}
+
+    @staticmethod
+    def of_line(line: Mapping[str, Any]) -> Health:
+        """The health that a line of the log tells of."""
+        return Health(line.get(LogKey.GUESS), line.get(LogKey.SPREAD))
 
 
 class Objective(nn.Module, ABC):
     """A loss with its own trainable heads. Heads and any other state of training live in its `state_dict`.
 
-    One optimizer step is: `before_step`, then `loss` and backward once per micro-batch, then `after_backward`,
-    then the optimizer. `progress` is the share of the run that is done, from 0 to below 1.
+    One optimizer step is: `before_step`, then `loss` and backward once per micro-batch, `after_backward`, the
+    optimizer, `after_step`. `model` maps images to vectors; `progress` is the share of the run that is done, from 0 to
+    below 1. The model must not become a submodule: a checkpoint would then hold the frozen base.
     """
 
-    @abstractmethod
-    def loss(self, model: nn.Module, batch: Any, progress: float) -> tuple[Tensor, Metrics]:
-        """The loss of `model`, which maps images to vectors, on one batch, and numbers worth logging."""
+    heads: ClassVar[Sequence[str]] = ()
+    """The submodules that another run with the same objective can start from."""
 
-    def before_step(self) -> None:
+    @abstractmethod
+    def loss(self, model: nn.Module, batch: Any, progress: float) -> tuple[Tensor, Health]:
+        """The loss of `model` on one batch, and how healthy it looks."""
+
+    def before_step(self, model: nn.Module, progress: float) -> None:
         """Called before the forward pass of each optimizer step."""
 
-    def after_backward(self, progress: float) -> None:
+    def after_backward(self, model: nn.Module, progress: float) -> None:
         """Called when the gradients of a step are complete, before the optimizer uses them."""
+
+    def after_step(self, model: nn.Module, progress: float) -> None:
+        """Called when the optimizer has changed the parameters."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Context:
+    """What an objective is built for.
+
+    model: what learns, as the training loop runs it: a `MaskedModel`, or a plain network.
+    features: the length of its vectors.
+    large_crops: how many views of each image are large; they come first in a batch.
+    seed: for heads that start at random.
+    frozen: features of the frozen backbone, without gradient.
+    reference: some batches of views that stand for what is trained on.
+    """
+
+    model: nn.Module
+    features: int
+    large_crops: int
+    seed: int
+    frozen: Callable[[Tensor], Tensor]
+    reference: Callable[[], list[Tensor]]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ObjectiveConfig(ABC):
+    """The settings of an objective, under the name that `--objective` takes."""
+
+    name: ClassVar[str]
+    views: ClassVar[ViewsConfig] = ViewsConfig()
+    """The views that suit it, where the user does not say."""
+
+    @abstractmethod
+    def build(self, context: Context) -> Objective: ...
+
+
+OBJECTIVES: dict[str, type[ObjectiveConfig]] = {}
+T = TypeVar("T", bound=ObjectiveConfig)
+
+
+def register(config: type[T]) -> type[T]:
+    """Make an objective known by its name."""
+    if OBJECTIVES.setdefault(config.name, config) is not config:
+        raise ConfigError(f"there are two objectives of the name {config.name!r}")
+    return config
+
+
+def objective_named(name: str, **settings: Any) -> ObjectiveConfig:
+    """The config of an objective, with some settings changed."""
+    if name not in OBJECTIVES:
+        raise ConfigError("unknown objective", expected=", ".join(OBJECTIVES), found=name)
+    return OBJECTIVES[name](**settings)

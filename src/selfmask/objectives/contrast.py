@@ -21,13 +21,15 @@ import torch.distributed.nn.functional as dist_functions
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..data.views import ViewsConfig
 from ..errors import ConfigError
-from .base import Metrics, Objective
+from .base import Context, Health, Objective, ObjectiveConfig, register
 from .swav import is_number, rank, run_by_size, world
 
 
+@register
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ContrastConfig:
+class ContrastConfig(ObjectiveConfig):
     """The settings of contrast.
 
     temperature: of the prediction's softmax.
@@ -35,6 +37,8 @@ class ContrastConfig:
     kin_temperature: of what is like an image; lower means fewer, closer ones.
     """
 
+    name = "contrast"
+    views = ViewsConfig(small=0, large_scale=(0.6, 1.0), jitter=(0.4, 0.4, 0.4, 0.1), blur_p=0.0)  # gentle ones
     temperature: float = 0.2
     kinship: float = 0.5
     kin_temperature: float = 0.1
@@ -47,6 +51,10 @@ class ContrastConfig:
         if not is_number(self.kinship) or not 0 <= self.kinship < 1:
             raise ConfigError("kinship is a share", expected="0 to below 1", found=self.kinship)
 
+    def build(self, context: Context) -> Contrast:
+        centre = torch.cat([context.frozen(batch) for batch in context.reference()]).mean(0)
+        return Contrast(centre, self, frozen=context.frozen, large_crops=context.large_crops)
+
 
 class Contrast(Objective):
     """The contrastive loss with its projector. A batch is a list of views, the large ones first.
@@ -58,6 +66,7 @@ class Contrast(Objective):
     With several processes each holds a part of the batch; views are looked for among the images of all of them.
     """
 
+    heads = ("projector",)
     centre: Tensor
 
     def __init__(
@@ -76,7 +85,7 @@ class Contrast(Objective):
             nn.init.eye_(self.projector.weight)
             self.projector.bias.copy_(-centre)
 
-    def loss(self, model: nn.Module, batch: Any, progress: float) -> tuple[Tensor, Metrics]:
+    def loss(self, model: nn.Module, batch: Any, progress: float) -> tuple[Tensor, Health]:
         if len(batch) < max(2, self.large_crops) or len({len(view) for view in batch}) != 1:
             found = [list(view.shape) for view in batch]
             raise ConfigError("contrast compares several views of the same images", found=found, todo="ask for 2 views")
@@ -95,7 +104,7 @@ class Contrast(Objective):
             ]
             loss = torch.stack(pairs).mean()
         spread = 1 - vectors.detach().mean((0, 1)).square().sum()
-        return loss, {"ln_k": math.log(targets.shape[1]), "spread": spread}
+        return loss, Health(math.log(targets.shape[1]), spread)
 
     @torch.no_grad()
     def _targets(self, view: Tensor) -> Tensor:

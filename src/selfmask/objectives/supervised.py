@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..heads import Head, MaskedHead
-from .base import Metrics, Objective
+from .base import Health, Objective
+from .heads import Head, MaskedHead
 
 
 class Supervised(Objective):
@@ -19,11 +19,11 @@ class Supervised(Objective):
         super().__init__()
         self.head = head
 
-    def loss(self, model: nn.Module, batch: Any, progress: float) -> tuple[Tensor, Metrics]:
+    def loss(self, model: nn.Module, batch: Any, progress: float) -> tuple[Tensor, Health]:
         views, labels = batch
         if isinstance(self.head, MaskedHead):
             self.head.masked.progress = progress
         logits = torch.stack([self.head(model(view)) for view in views]).float()  # [views, images, classes]
         losses = [F.cross_entropy(of_view, labels) for of_view in logits]
         right = (logits.detach().argmax(2) == labels).float().mean()
-        return torch.stack(losses).mean(), {"accuracy": right}
+        return torch.stack(losses).mean(), Health(more={"accuracy": right})

@@ -21,11 +21,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import ConfigError
-from .base import Metrics, Objective
+from .base import Context, Health, Number, Objective, ObjectiveConfig, register
 
 
+@register
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SwAVConfig:
+class SwAVConfig(ObjectiveConfig):
     """The settings of SwAV; the defaults are those of the paper and its code.
 
     projection: dimensions that features are projected to.
@@ -39,6 +40,7 @@ class SwAVConfig:
         5,005 steps; its runs had 117,188 steps (150 epochs of 50,000 images in batches of 64), hence 0.0427.
     """
 
+    name = "swav"
     projection: int = 128
     prototypes: int = 500
     temperature: float = 0.1
@@ -62,6 +64,9 @@ class SwAVConfig:
             if not is_number(value) or not 0 <= value <= 1:
                 raise ConfigError(f"{name} is a share of the run", expected="0 to 1", found=value)
 
+    def build(self, context: Context) -> SwAV:
+        return SwAV(context.features, self, large_crops=context.large_crops, seed=context.seed)
+
 
 class SwAV(Objective):
     """The SwAV loss with its projector, prototypes and queue. A batch is a list of views, the large ones first.
@@ -70,6 +75,7 @@ class SwAV(Objective):
     the whole batch, so that the loss, averaged over processes, is that of one process with all images.
     """
 
+    heads = ("projector", "prototypes")
     queue: Tensor
     queue_filled: Tensor
 
@@ -84,19 +90,22 @@ class SwAV(Objective):
         # Past projections of each large view, newest first: training state, so they are saved with the heads.
         self.register_buffer("queue", torch.zeros(large_crops, config.queue_length, config.projection))
         self.register_buffer("queue_filled", torch.zeros((), dtype=torch.long))
-        self.before_step()
+        self._normalise()
+
+    def before_step(self, model: nn.Module, progress: float) -> None:
+        """Put the prototypes back on the sphere."""
+        self._normalise()
 
     @torch.no_grad()
-    def before_step(self) -> None:
-        """Put the prototypes back on the sphere."""
+    def _normalise(self) -> None:
         self.prototypes.weight.copy_(F.normalize(self.prototypes.weight, dim=1))
 
-    def after_backward(self, progress: float) -> None:
+    def after_backward(self, model: nn.Module, progress: float) -> None:
         """Keep the prototypes where they are while features are still settling."""
         if progress < self.config.freeze_prototypes:
             self.prototypes.weight.grad = None
 
-    def loss(self, model: nn.Module, batch: Any, progress: float) -> tuple[Tensor, Metrics]:
+    def loss(self, model: nn.Module, batch: Any, progress: float) -> tuple[Tensor, Health]:
         """The loss and its metrics. In train mode the batch enters the queue, from `queue_start` on."""
         views = self._checked(batch)
         count, large = len(views), self.large_crops
@@ -117,7 +126,7 @@ class SwAV(Objective):
             loss = torch.stack(pairs).mean()
         if self.training and self.config.queue_length and progress >= self.config.queue_start:
             self._remember(projections.detach().view(count, -1, self.config.projection)[:large])
-        return loss, {**self._metrics(assignments), "queue_used": float(use_queue)}
+        return loss, Health(math.log(self.config.prototypes), more=self._metrics(assignments, use_queue))
 
     @torch.no_grad()
     def _assign(self, scores: Tensor, use_queue: bool) -> Tensor:
@@ -142,14 +151,14 @@ class SwAV(Objective):
         self.queue.copy_(torch.cat([projections, self.queue], dim=1)[:, :length])
         self.queue_filled.add_(projections.shape[1]).clamp_(max=length)
 
-    def _metrics(self, assignments: Tensor) -> Metrics:
-        """ln K is the loss of a guess. A healthy run uses most prototypes and assigns with less entropy than that."""
+    def _metrics(self, assignments: Tensor, use_queue: bool) -> dict[str, Number]:
+        """A healthy run uses most prototypes, and assigns with less entropy than ln K."""
         k = self.config.prototypes
         best = assignments.argmax(2).flatten()
         return {
-            "ln_k": math.log(k),
             "assignment_entropy": -torch.xlogy(assignments, assignments).sum(2).mean(),
             "prototypes_used": torch.bincount(best, minlength=k).count_nonzero() / min(k, best.numel()),
+            "queue_used": float(use_queue),
         }
 
     def _checked(self, batch: Any) -> Sequence[Tensor]:

@@ -16,7 +16,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..maskfile.writer import write_atomically
+from ..files import write_atomically
 from .examples import BUDGET, MAX_NEIGHBOURS, SIDES, thumbnail
 from .figures import DARK, LIGHT, Numbers, percent, short, style, svg
 from .page import Size, duration, flat, in_bytes, is_finite, plain, template, times

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -10,12 +10,10 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from ..cascade.model import DISPATCHER, FROZEN
-from ..evaluation.extraction import SIDES
 from ..evaluation.measuring import Evaluation, Measured
 from ..evaluation.metrics import TOP
 from ..evaluation.protocols import TITLES
-from ..maskfile.writer import write_atomically
+from ..files import write_atomically
 from .confusion import confusion_figure
 from .figures import DARK, LIGHT, middle_out, percent, style, svg
 from .page import template
@@ -35,7 +33,7 @@ def render(evaluation: Evaluation, data: str) -> str:
         dark=DARK,
         evaluation=evaluation,
         titles=TITLES,
-        sides=SIDES,
+        sides=evaluation.titles,
         with_top5=len(evaluation.classes) > TOP,
         share=_share,
         bars={protocol: classes_figure(sides, protocol) for protocol, sides in evaluation.results.items()},
@@ -55,12 +53,22 @@ def _share(mean: float, half_width: float | None) -> str:
     return f"{mean:.1%}" if half_width is None else f"{mean:.1%} ± {100 * half_width:.1f}"
 
 
+def _colours(variants: Sequence[str]) -> dict[str, str]:
+    """The first variant recedes, what was learned stands out, and what lies between has a colour of its own."""
+    colours = dict.fromkeys(variants, LIGHT["accent"])
+    if len(variants) > 1:
+        colours[variants[0]] = LIGHT["soft"]
+    if len(variants) > 2:
+        colours[variants[1]] = LIGHT["second"]
+    return colours
+
+
 def classes_figure(sides: Mapping[str, Measured], name: str) -> Markup:
     """Accuracy class by class, the worst first: the frozen backbone above, what was learned below it."""
     last = list(sides.values())[-1]
     shown = sorted(last.per_class, key=lambda each: last.per_class[each])[:MAX_BARS]
     heights = np.arange(len(shown))
-    colours = dict.fromkeys(sides, LIGHT["accent"]) | {FROZEN: LIGHT["soft"], DISPATCHER: LIGHT["second"]}
+    colours = _colours(list(sides))
     with style(f"classes {name}"):
         figure = Figure(figsize=(4.7, 0.5 + (0.19 + 0.1 * len(sides)) * len(shown)), layout="constrained")
         axes = figure.add_subplot()

@@ -12,7 +12,7 @@ from typing import Any, TypeGuard
 import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
-from ..maskfile.writer import write_atomically
+from ..files import write_atomically
 from . import figures
 from .confusion import confusion_figure
 from .examples import Card, Neighbours, cards

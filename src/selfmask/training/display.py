@@ -11,6 +11,8 @@ from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from ..objectives import Health
+
 _PLAIN_EVERY = 10.0  # seconds between plain lines
 
 Count = Callable[[int, int], None]
@@ -109,7 +111,8 @@ class ConsoleDisplay:
 
 
 def describe(line: Mapping[str, Any]) -> str:
-    parts = [f"loss {line['loss']:.3f}" + (f" (ln K {line['ln_k']:.2f})" if "ln_k" in line else "")]
+    guess = Health.of_line(line).guess
+    parts = [f"loss {line['loss']:.3f}" + (f" (ln K {guess:.2f})" if guess is not None else "")]
     if "active" in line:
         parts += [f"active {line['active']:.2%}", f"{line['flips']:.0f} flips/step"]
     if "accuracy" in line:

@@ -22,7 +22,8 @@ from typing import IO, Any
 import torch
 
 from ..errors import RunBusyError, RunDamagedError, RunExistsError, RunMismatchError, RunWriteError
-from ..maskfile.writer import write_atomically
+from ..files import RunFile, write_atomically
+from .config import ASIDE
 from .processes import Processes
 
 _held: set[Path] = set()  # locks are the process's: they would not keep two runs of one process apart
@@ -43,7 +44,7 @@ class RunFolder:
 
     @property
     def _has_work(self) -> bool:
-        names = ("checkpoints/best.pt", "checkpoints/last.pt", "mask.smn", "result.json", "cells", "router.safetensors")
+        names = (RunFile.BEST, RunFile.LAST, RunFile.MASK, RunFile.RESULT, RunFile.CELLS, RunFile.ROUTER)
         return any((self.path / name).exists() for name in names)
 
     def __enter__(self) -> RunFolder:
@@ -64,7 +65,7 @@ class RunFolder:
             raise busy
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            lock = (self.path / "lock").open("a")
+            lock = (self.path / RunFile.LOCK).open("a")
         except OSError as error:
             raise _unwritable(self.path, error) from error
         try:
@@ -76,13 +77,17 @@ class RunFolder:
             left.unlink(missing_ok=True)  # half-written by a run that was killed
         return lock
 
-    def begin(self, config: Mapping[str, Any]) -> None:
-        """Say what the run is, or see that it is the one that began here: settings that decide its result are equal."""
-        file, config = self.path / "config.json", json.loads(json.dumps(config))
+    def begin(self, about: Mapping[str, Any], config: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
+        """Say what the run is, or see that it is the one that began here.
+
+        about: names, of images and backbone say, that may change. config: the settings. facts: what else decides the
+        result. Settings that only say how to log and save may change as well.
+        """
+        content = json.loads(json.dumps({**about, "config": config, "facts": facts}))
         if not self._has_work:
-            self.write_json("environment.json", environment())
-            self.write_json("config.json", config)
-        elif differ := differences(self.read_json(file), config):
+            self.write_json(RunFile.ENVIRONMENT, environment())
+            self.write_json(RunFile.CONFIG, content)
+        elif differ := differences(_deciding(self.read_json(self.path / RunFile.CONFIG)), _deciding(content)):
             raise RunMismatchError(
                 f"{self.path} was begun with other settings",
                 expected=", ".join(f"{key} = {old!r}" for key, (old, _) in differ.items()),
@@ -109,21 +114,21 @@ class RunFolder:
     @property
     def result(self) -> dict[str, Any] | None:
         """What the finished run came to; None until then."""
-        file = self.path / "result.json"
+        file = self.path / RunFile.RESULT
         return self.read_json(file) if file.exists() else None
 
     # ---- log --------------------------------------------------------------------------------------------------
 
     def log(self, line: Mapping[str, Any]) -> None:
         try:
-            with (self.path / "log.jsonl").open("a") as file:
+            with (self.path / RunFile.LOG).open("a") as file:
                 file.write(json.dumps(line) + "\n")
         except OSError as error:
-            raise _unwritable(self.path / "log.jsonl", error) from error
+            raise _unwritable(self.path / RunFile.LOG, error) from error
 
     def read_log(self) -> list[dict[str, Any]]:
         """All whole lines; the last one may have been cut off by a crash."""
-        file, lines = self.path / "log.jsonl", []
+        file, lines = self.path / RunFile.LOG, []
         for line in file.read_text().splitlines() if file.exists() else []:
             try:
                 lines.append(json.loads(line))
@@ -135,7 +140,7 @@ class RunFolder:
         """Drop what was logged after the checkpoint that the run goes on from: it will be logged again."""
         kept = [line for line in self.read_log() if line["step"] <= step]
         text = "".join(json.dumps(line) + "\n" for line in kept)
-        write_atomically(self.path / "log.jsonl", text.encode(), RunWriteError)
+        write_atomically(self.path / RunFile.LOG, text.encode(), RunWriteError)
 
     # ---- checkpoints ------------------------------------------------------------------------------------------
 
@@ -176,6 +181,13 @@ def open_folder(path: Path, resume: bool, processes: Processes) -> Iterator[RunF
     processes.from_main(lambda: opened.append(RunFolder(path, resume=resume)))
     with opened[0] if opened else nullcontext() as folder:
         yield folder
+
+
+def _deciding(content: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a config.json decides the result."""
+    config = content.get("config", {})
+    settings = {key: value for key, value in config.items() if key not in ASIDE}
+    return {**content.get("facts", {}), "config": settings}
 
 
 def differences(before: Mapping[str, Any], after: Mapping[str, Any], prefix: str = "") -> dict[str, tuple[Any, Any]]:

@@ -12,6 +12,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ..masking import MaskedModel
+from ..objectives import Health
 
 GENTLER = 0.25  # of the learning rate, after going back
 _PLATEAU = 80  # steps at the loss of a guess that are a plateau; known, with the lines before and after, within 100
@@ -27,26 +28,29 @@ class Guard:
 
     quality: measures the model as it is, without labels; higher is better.
     every: steps between two measurements.
+    baseline: the quality of what the run falls back to, where that is not the point it starts at.
     """
 
-    def __init__(self, quality: Callable[[], float], every: int) -> None:
-        self.quality, self.every = quality, every
+    def __init__(self, quality: Callable[[], float], every: int, baseline: Callable[[], float] | None = None) -> None:
+        self.quality, self.every, self._baseline = quality, every, baseline
         self.scale = 1.0
         self.best_step, self.best_quality, self.first_quality = 0, -math.inf, -math.inf
         self.stopped = False
         self.seconds = 0.0  # spent on measuring
         self._learned = 0  # the last step whose loss was better than a guess
+        self._peak = -math.inf  # the best quality of any point of this run, kept or not
 
-    def measure(self) -> float:
+    def measure(self, quality: Callable[[], float] | None = None) -> float:
         start = time.perf_counter()
-        quality = self.quality()
+        measured = (quality or self.quality)()
         self.seconds += time.perf_counter() - start
-        return quality
+        return measured
 
     def begin(self, take: Callable[[], State]) -> None:
-        """Measure the start: what comes out is never worse than that."""
+        """Measure the start, or what takes its place: nothing is kept that is not better."""
         self.best_state = copy.deepcopy(take())  # before measuring, which may estimate statistics anew and round them
-        self.first_quality = self.best_quality = self.measure()
+        self._peak = self.measure()
+        self.first_quality = self.best_quality = self.measure(self._baseline) if self._baseline else self._peak
 
     def look(self, line: Mapping[str, Any], model: nn.Module, take: Callable[[], State]) -> str | None:
         """What is wrong after this line of the log, if anything is; else keep the point if it is the best so far."""
@@ -56,23 +60,25 @@ class Guard:
             if quality > self.best_quality:
                 self.best_step, self.best_quality = line["step"], quality
                 self.best_state = copy.deepcopy(take())
-            elif quality < _LOST * self.best_quality:
-                trouble = f"quality fell from {self.best_quality:.3f} to {quality:.3f}"
+            elif quality < _LOST * self._peak:
+                trouble = f"quality fell from {self._peak:.3f} to {quality:.3f}"
+            self._peak = max(self._peak, quality)
         return trouble
 
     def _collapse(self, line: Mapping[str, Any], model: nn.Module) -> str | None:
         if not math.isfinite(line["loss"]):
             return "the loss is not a number any more"
-        if line.get("spread", 1.0) < _SPREAD:
+        health = Health.of_line(line)
+        if health.spread is not None and health.spread < _SPREAD:
             return "the features of all images have become alike"
         if isinstance(model, MaskedModel):
             for name, mask in model.masks():
                 if not bool(mask.any()):
                     return f"all weights of {name} are off"
-        if line["loss"] <= _GUESS * line.get("ln_k", math.inf):
+        if health.guess is None or line["loss"] <= _GUESS * health.guess:
             self._learned = line["step"]
         elif line["step"] - self._learned >= _PLATEAU:
-            return f"the loss stays at ln K = {line['ln_k']:.2f}, that of a guess"
+            return f"the loss stays at ln K = {health.guess:.2f}, that of a guess"
         return None
 
     def answer(self, step: int) -> str:
@@ -86,15 +92,20 @@ class Guard:
     def state_dict(self) -> dict[str, Any]:
         """All but the best point itself, which has a file of its own."""
         return {
-            **{"scale": self.scale, "best_step": self.best_step, "best_quality": self.best_quality},
-            **{"first_quality": self.first_quality, "stopped": self.stopped, "learned": self._learned},
+            "scale": self.scale,
+            "best_step": self.best_step,
+            "best_quality": self.best_quality,
+            "first_quality": self.first_quality,
+            "peak": self._peak,
+            "stopped": self.stopped,
+            "learned": self._learned,
             "seconds": self.seconds,
         }
 
     def load_state_dict(self, state: Mapping[str, Any], best: State) -> None:
         self.scale, self.best_step, self.best_quality = state["scale"], state["best_step"], state["best_quality"]
         self.first_quality, self.stopped = state["first_quality"], state["stopped"]
-        self.seconds, self._learned = state["seconds"], state["learned"]
+        self.seconds, self._learned, self._peak = state["seconds"], state["learned"], state["peak"]
         self.best_state = best
 
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,9 +20,9 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from ..errors import ConfigError, DivergedRunError, InterruptedRunError, RunDamagedError
 from ..masking import MaskedModel
-from ..memory import memory_kept
-from ..objectives import Objective
+from ..objectives import Health, Objective
 from .batches import Steps
+from .config import LoopConfig
 from .flips import FlipCounter
 from .folder import RunFolder
 from .guard import Guard, put_state, take_state
@@ -32,44 +32,7 @@ from .schedule import cosine
 from .seeds import derive
 from .sync_norm import SyncNorm
 
-Precision = Literal["auto", "float32", "bfloat16"]
 Report = Callable[[Mapping[str, Any]], None]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class LoopConfig:
-    """How long and how to train, whatever is trained.
-
-    warmup: share of the run in which rates rise linearly; they then follow a cosine to 0.
-    accumulate: parts that each batch is cut into, to need less memory; gradients are added up. To SwAV every part is
-        a batch of its own: it assigns within it.
-    precision: "auto" is bfloat16 where a GPU has it, else float32.
-    compile: run the model through torch.compile.
-    sync_norm: with several processes, batch norm over all their batches and not each one's own.
-    workers: processes that make views ahead; None: none on a CPU, which training keeps busy, else up to 8.
-    log_every, checkpoint_every: in steps; a checkpoint is also written on Ctrl-C.
-    """
-
-    steps: int
-    momentum: float = 0.9
-    warmup: float = 0.0
-    accumulate: int = 1
-    precision: Precision = "auto"
-    compile: bool = False
-    sync_norm: bool = False
-    workers: int | None = None
-    log_every: int = 10
-    checkpoint_every: int = 50
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        for name in ("steps", "accumulate", "log_every", "checkpoint_every"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is out of range", expected="1 or more", found=getattr(self, name))
-        if self.precision not in get_args(Precision):
-            raise ConfigError("unknown precision", expected=", ".join(get_args(Precision)), found=self.precision)
-        if self.checkpoint_every % self.log_every:
-            raise ConfigError("checkpoint_every must be a multiple of log_every", found=self.checkpoint_every)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,6 +55,7 @@ def train(
     objective: Objective,
     groups: list[ParameterGroup],
     batches: Steps,
+    steps: int,
     config: LoopConfig,
     folder: RunFolder | None,
     processes: Processes,
@@ -106,8 +70,10 @@ def train(
     optimizer = PerTensorSGD(
         [
             {
-                **{"params": group.parameters, "lr": group.lr},
-                **{"weight_decay": group.weight_decay, "per_tensor": group.per_tensor},
+                "params": group.parameters,
+                "lr": group.lr,
+                "weight_decay": group.weight_decay,
+                "per_tensor": group.per_tensor,
             }
             for group in groups
         ],
@@ -121,33 +87,34 @@ def train(
     sync_norm = config.sync_norm and processes.count > 1
     model.train()
     objective.train()
-    with stop_flag() as asked_to_stop, memory_kept():
-        end = start if guard is not None and guard.stopped else config.steps
+    with stop_flag() as asked_to_stop:
+        end = start if guard is not None and guard.stopped else steps
         for step, batch in enumerate(batches.between(start, end, workers), start):
-            progress = step / config.steps
+            progress = step / steps
             torch.manual_seed(derive(config.seed, "step", step, processes.rank))  # for dropout and its kin
-            factor = cosine((step + 0.5) / config.steps, config.warmup) * (guard.scale if guard else 1.0)
+            factor = cosine((step + 0.5) / steps, config.warmup) * (guard.scale if guard else 1.0)
             for group, settings in zip(groups, optimizer.param_groups, strict=True):
                 settings["lr"] = group.lr * factor if progress >= group.start else 0.0
             if isinstance(model, MaskedModel):
                 model.progress = progress
 
-            objective.before_step()
+            objective.before_step(model, progress)
             optimizer.zero_grad()
             for part in _parts(batch, config.accumulate, processes.device):
                 with _autocast(config, processes.device), SyncNorm() if sync_norm else nullcontext():
-                    loss, metrics = objective.loss(run, part, progress)
+                    loss, health = objective.loss(run, part, progress)
                 (loss / config.accumulate).backward()  # type: ignore[no-untyped-call]
-                meter.add(loss, metrics, _size(part) * processes.count)
-            objective.after_backward(progress)
+                meter.add(loss, health, _size(part) * processes.count)
+            objective.after_backward(model, progress)
             processes.average_gradients(model, objective)
             optimizer.step()
+            objective.after_step(model, progress)
 
             done = step + 1
-            if done % config.log_every == 0 or done == config.steps:
+            if done % config.log_every == 0 or done == steps:
                 line = meter.line(done, processes, lr=groups[0].lr * factor)
                 if guard is not None:
-                    line |= state.guarded(guard, line, done == config.steps)
+                    line |= state.guarded(guard, line, done == steps)
                 elif not math.isfinite(line["loss"]):  # before it could get into a checkpoint
                     raise DivergedRunError(
                         f"the loss is not a number any more at step {done}",
@@ -157,13 +124,13 @@ def train(
                 for report in reports:
                     report(line)
             stop, over = processes.any(asked_to_stop()), guard is not None and guard.stopped
-            if done % config.checkpoint_every == 0 or done == config.steps or stop or over:
+            if done % config.checkpoint_every == 0 or done == steps or stop or over:
                 state.save(done)
             if over:
                 break
             if stop:  # after the last step too: whoever calls may have more to do
                 raise InterruptedRunError(
-                    f"stopped after step {done} of {config.steps}; everything is saved",
+                    f"stopped after step {done} of {steps}; everything is saved",
                     todo="run the same command again to go on from there (`adapt` and `train`: with --resume)",
                 )
     if isinstance(model, MaskedModel):
@@ -260,9 +227,9 @@ class _Meter:
         self._count = self._images = 0
         self._start = time.perf_counter()
 
-    def add(self, loss: Tensor, metrics: Mapping[str, float | Tensor], images: int) -> None:
+    def add(self, loss: Tensor, health: Health, images: int) -> None:
         # Tensors are added up where they are: to read one would wait for the device.
-        for name, value in {"loss": loss.detach(), **metrics}.items():
+        for name, value in {"loss": loss.detach(), **health.numbers()}.items():
             self._sums[name] = self._sums.get(name, 0.0) + value
         self._count += 1
         self._images += images

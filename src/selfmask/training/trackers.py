@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError, MissingExtraError, RunWriteError
+from ..files import RunFile
 
 Log = Callable[[dict[str, float], int], None]
 
@@ -64,7 +65,7 @@ def _tensorboard(folder: Path, step: int) -> tuple[Log, Callable[[], None]]:
 def _wandb(folder: Path, step: int) -> tuple[Log, Callable[[], None]]:
     # The same folder is the same run, also when it is resumed.
     identity = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]
-    config = json.loads((folder / "config.json").read_text())
+    config = json.loads((folder / RunFile.CONFIG).read_text())
     run = _module("wandb").init(
         project="selfmask", name=folder.name, dir=str(folder), config=config, id=identity, resume="allow"
     )

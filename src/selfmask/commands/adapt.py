@@ -1,0 +1,321 @@
+"""`adapt`, the main job: a frozen backbone and unlabelled images in, a mask out."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+
+from ..data import Images, open_images
+from ..data.pixels import fit, normalised
+from ..data.views import MultiCrop, ViewsConfig
+from ..errors import ConfigError
+from ..files import RunFile
+from ..masking import MaskConfig, MaskedModel, get_masked_model
+from ..objectives import Context, Objective, ObjectiveConfig, objective_named
+from ..objectives.contrast import ContrastConfig
+from ..objectives.swav import SwAVConfig
+from ..preprocessing import Preprocessing, preprocessing_for
+from ..training.config import RunConfig, preset_named
+from ..training.display import Display
+from ..training.guard import Guard
+from ..training.loop import ParameterGroup
+from ..training.methods import Learner
+from ..training.quality import Quality
+from ..training.run import Recipe, Run, Watch, run, score_group
+from ..training.seeds import derive, generator
+from ..training.start import Start
+from .outcome import Labelled, check_labels, measure, write_mask, write_neighbours_report
+
+_HELD_OUT = 256  # images that the gate looks at, or a fifth of all if they are few
+_PAPER_STEPS = 117_188  # 150 epochs of 50,000 images in batches of 64
+
+
+# ---- settings -----------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AdaptConfig(RunConfig):
+    """Everything that decides what an adaptation learns; `preset` gives good ones.
+
+    lr: learning rate of the scores; with `per_tensor`, how far all layers together move in the whole run.
+    heads_first: share of the run in which the heads learn alone.
+    objective: what is learned, with its settings.
+    views: what is made of an image, by default what suits the objective; its `size` only gives the proportion of small
+        crops to large ones.
+    gate: hold some images out, measure on them whether the representation gets better, and keep the best point, or the
+        frozen backbone: the mask is then the identity.
+    quality_every: steps between two such measurements.
+    """
+
+    lr: float = 50.0
+    weight_decay: float = 1e-6
+    heads_first: float = 0.0
+    objective: ObjectiveConfig = dataclasses.field(default_factory=SwAVConfig)
+    views: ViewsConfig | None = None
+    gate: bool = False
+    quality_every: int = 40
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.objective, str):
+            object.__setattr__(self, "objective", objective_named(self.objective))
+        if not 0 <= self.heads_first < 1:
+            raise ConfigError("heads_first is a share of the run", expected="0 to below 1", found=self.heads_first)
+        if self.gate and (self.quality_every < 1 or self.quality_every % self.log_every):
+            raise ConfigError("quality_every must be a multiple of log_every", found=self.quality_every)
+
+    @staticmethod
+    def preset(name: str, **changes: Any) -> AdaptConfig:
+        """A preset, with some settings changed: `AdaptConfig.preset("fast", steps=300)`."""
+        config: AdaptConfig = preset_named(PRESETS, name)
+        return config.changed(**changes)
+
+    @property
+    def chosen_views(self) -> ViewsConfig:
+        return self.objective.views if self.views is None else self.views
+
+    def to_dict(self) -> dict[str, Any]:
+        objective = {"name": self.objective.name, **dataclasses.asdict(self.objective)}
+        return {**super().to_dict(), "objective": objective, "views": dataclasses.asdict(self.chosen_views)}
+
+
+# `fast` helps within minutes, on any backbone, and knows whether it helped; docs/recipe.md has the why of every part.
+# The other two are SwAV over scores with plain SGD, as long as the paper's (150 epochs) unless told otherwise. They
+# differ where the paper's text and its released code do: how long prototypes stay frozen. All shares are of the run, so
+# a shorter run goes through the same phases.
+PRESETS: Mapping[str, AdaptConfig] = {
+    "fast": AdaptConfig(
+        steps=120,
+        objective=ContrastConfig(),
+        lr=30.0,
+        per_tensor=True,
+        head_lr=0.02,
+        weight_decay=0.0,
+        heads_first=0.05,
+        mask=MaskConfig(norm="anchored"),
+        gate=True,
+    ),
+    # SwAV's default: prototypes frozen for 313 steps.
+    "paper": AdaptConfig(objective=SwAVConfig(freeze_prototypes=313 / _PAPER_STEPS)),
+    # The code froze them for 5,005 steps.
+    "reference": AdaptConfig(objective=SwAVConfig(freeze_prototypes=5005 / _PAPER_STEPS)),
+}
+
+
+# ---- the verb -----------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class AdaptResult:
+    """What came out: the masked model in eval mode, the numbers of `result.json`, and the log."""
+
+    model: MaskedModel
+    result: dict[str, Any]
+    log: list[dict[str, Any]]
+    folder: Path | None
+
+    @property
+    def helped(self) -> bool | None:
+        """Whether the representation got better, as far as can be told without labels; None if it was not measured.
+
+        If not, the mask is the identity, which is the frozen backbone, or that of `start`.
+        """
+        return None if "kept" not in self.result else self.result["kept"] == "mask"
+
+    @property
+    def quality(self) -> list[tuple[int, float]]:
+        """The label-free quality over the run: pairs of step and quality. The start is `result["quality_before"]`."""
+        return [(line["step"], line["quality"]) for line in self.log if "quality" in line]
+
+
+def adapt(
+    model: nn.Module,
+    images: str | Path | Dataset[Any] | Images,
+    config: AdaptConfig | None = None,
+    *,
+    out: str | Path | None = None,
+    resume: bool = False,
+    preprocessing: Preprocessing | None = None,
+    about: Mapping[str, Any] | None = None,
+    max_bad: float = 0.05,
+    labelled: Labelled | None = None,
+    start: Start | None = None,
+    report: bool = True,
+    display: Display | None = None,
+    watch: Watch | None = None,
+) -> AdaptResult:
+    """Learn, without labels, which weights of `model` to switch off for `images`.
+
+    >>> result = selfmask.adapt(timm.create_model("resnet18", pretrained=True, num_classes=0), "photos/")
+    >>> result.model(batch)                 # the adapted backbone
+    >>> result.model.save_pretrained("photos.smn")
+
+    model: any module that maps images to one vector each; it is frozen.
+    images: a folder, a list file, an array file, the name of a data set, or a Dataset.
+    out: the run folder (log, checkpoints, mask.smn, result.json); with `resume`, a run in it is continued exactly.
+    preprocessing: what the model was trained with; timm models carry theirs, others are taken for ImageNet's.
+    about: what the run folder should say of the backbone: its name, its weights.
+    max_bad: share of images that may fail to decode.
+    labelled: images to measure with at the end, before and after.
+    start: where to begin, if not with all weights on; the gate then falls back to that.
+    report: whether to write report.html.
+    watch: called with the model and each line of the log, to look at more than that.
+    """
+    check_labels(labelled)
+    about = {"backbone": Preprocessing.of_model(model)[0], "weights": None, **(about or {})}
+    recipe = Adaptation(
+        model,
+        images,
+        config or AdaptConfig.preset("fast"),
+        given=preprocessing,
+        name=about["backbone"],
+        labelled=labelled,
+        start=start,
+        report=report and out is not None,
+    )
+    done = run(recipe, out=out, resume=resume, about=about, max_bad=max_bad, display=display, watch=watch)
+    return AdaptResult(_masked(done.learner), done.result, done.log, None if out is None else Path(out))
+
+
+class Adaptation(Recipe):
+    """The recipe of `adapt`: scores and the heads of an objective learn; the gate keeps what helped."""
+
+    verb = "adapt"
+    config: AdaptConfig
+
+    def __init__(
+        self,
+        model: nn.Module,
+        images: str | Path | Dataset[Any] | Images,
+        config: AdaptConfig,
+        *,
+        given: Preprocessing | None,
+        name: str | None,
+        labelled: Labelled | None,
+        start: Start | None,
+        report: bool,
+    ) -> None:
+        self.model, self.source, self.config = model, images, config
+        self.given, self.name, self.labelled, self.start, self.report = given, name, labelled, start, report
+
+    def images(self) -> Images:
+        return open_images(self.source)
+
+    def learner(self) -> Learner:
+        learner = self._learner(self.config.mask)
+        self.config = self.config.changed(mask=_masked(learner).config)  # a start brings its own
+        return learner
+
+    def _learner(self, mask: MaskConfig) -> Learner:
+        masked = get_masked_model(self.model, mask) if self.start is None else self.start.begin(self.model)
+        self.preprocessing = preprocessing_for(masked.preprocessing, self.given, self.config.size)
+        masked.preprocessing, masked.base_name = self.preprocessing, self.name or masked.base_name
+        return Learner(masked, list(masked.scores.parameters()))
+
+    def views(self) -> ViewsConfig:
+        return self.config.chosen_views
+
+    def facts(self, learner: Learner) -> dict[str, Any]:
+        mask = _masked(learner).pack()
+        return {"base": mask.fingerprint[:16], **({} if self.start is None else {"start": mask.sha256[:16]})}
+
+    def held_out(self, count: int) -> list[int]:
+        return held_out(count, self.config)
+
+    def objective(self, run: Run) -> Objective:
+        masked = _masked(run.learner)
+        context = Context(
+            model=masked,
+            features=run.features,
+            large_crops=self.config.chosen_views.large,
+            seed=derive(self.config.seed, "heads"),
+            frozen=masked.frozen,
+            reference=lambda: run.reference,
+        )
+        objective = self.config.objective.build(context)
+        if self.start is not None and not self.start.heads(objective):
+            run.display.say("the heads begin anew: none are known that fit")
+        return objective
+
+    def groups(self, run: Run, objective: Objective) -> list[ParameterGroup]:
+        config = self.config
+        return [
+            score_group(_masked(run.learner), config, config.lr, run.steps, start=config.heads_first),
+            ParameterGroup(list(objective.parameters()), config.head_lr, config.weight_decay),
+        ]
+
+    def guard(self, run: Run) -> Guard | None:
+        if not self.config.gate:
+            return None
+        masked, how = _masked(run.learner), self.preprocessing
+        images = run.store.batch(run.held_out)
+        distorted = MultiCrop(dataclasses.replace(self.config.chosen_views, size=how.size[0], large=1, small=0), how)
+        draws = distorted.draw(len(images), generator(self.config.seed, "held-out views"))
+        (views,) = distorted(images, draws)
+        clean = torch.stack([normalised(fit(image, how), how) for image in images])
+        clean, views = (part.to(run.processes.device, memory_format=torch.channels_last) for part in (clean, views))
+        quality = Quality(masked, clean, views)
+
+        def measured() -> float:
+            if masked.config.norm in ("anchored", "recalibrate"):
+                masked.recalibrate(run.reference)
+            return run.processes.from_main(quality)
+
+        starts_frozen = self.start is not None or masked.sparsity()["total"] == 1
+        baseline = None if starts_frozen else lambda: run.processes.from_main(quality.frozen)
+        return Guard(measured, self.config.quality_every, baseline)
+
+    def settled(self, run: Run) -> Learner:
+        masked, frozen = _masked(run.learner), run.guard is not None and run.guard.best_step == 0
+        if frozen and self.start is None and masked.sparsity()["total"] < 1:
+            # Under this rule no scores stand for the frozen backbone: a threshold with all weights above it does.
+            return self._learner(dataclasses.replace(self.config.mask, rule="threshold", score_init=None))
+        return run.learner
+
+    def leaves(self) -> list[str]:
+        return [RunFile.MASK]
+
+    def finish(self, run: Run) -> dict[str, Any]:
+        assert run.folder is not None
+        if self.report:
+            run.display.say("measuring, and writing the report")
+        numbers: dict[str, Any] = {
+            "steps": run.steps,
+            "seed": self.config.seed,
+            "images": len(run.store) - len(run.store.bad),
+            "bad_images": len(run.store.bad),
+        }
+        if (guard := run.guard) is not None:
+            numbers |= {
+                "quality_before": guard.first_quality,
+                "quality_after": guard.best_quality,
+                "best_step": guard.best_step,
+                "kept": "mask" if guard.best_step else "identity" if self.start is None else "start",
+                "gate_seconds": guard.seconds,
+            }
+        masked = _masked(run.learner)
+        result = {**write_mask(masked, run.folder), **numbers}
+        if self.labelled is not None:
+            result |= measure(masked, self.preprocessing, self.labelled)
+        result["seconds"] = run.seconds()
+        if self.report:
+            write_neighbours_report(masked, self.preprocessing, run.store, run.folder, result)
+        return result
+
+
+def held_out(count: int, config: AdaptConfig) -> list[int]:
+    """Numbers of the images, of so many, that the gate looks at and nothing is trained on."""
+    held = max(2, min(_HELD_OUT, count // 5)) if config.gate else 0
+    order = torch.randperm(count, generator=generator(config.seed, "held out"))
+    return sorted(order[:held].tolist())
+
+
+def _masked(learner: Learner) -> MaskedModel:
+    assert learner.masked is not None
+    return learner.masked

@@ -1,0 +1,45 @@
+"""The settings of a cascade."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from ...cascade.config import ShapeConfig
+from ...training.seeds import derive
+from ..adapt import AdaptConfig
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CascadeConfig(ShapeConfig):
+    """What decides what a cascade learns.
+
+    adapt: of the dispatcher, and of every expert: they take as many steps as the dispatcher.
+    """
+
+    adapt: AdaptConfig = dataclasses.field(default_factory=lambda: AdaptConfig.preset("fast"))
+
+    @staticmethod
+    def preset(name: str, **changes: Any) -> CascadeConfig:
+        """A preset of adaptations, with some settings changed: `CascadeConfig.preset("fast", experts=3, steps=300)`."""
+        own = {field.name for field in dataclasses.fields(CascadeConfig)} - {"adapt"}
+        settings = {key: changes.pop(key) for key in own & set(changes)}
+        return CascadeConfig(**settings, adapt=AdaptConfig.preset(name, **changes))
+
+    @property
+    def seed(self) -> int:
+        return self.adapt.seed
+
+    def expert(self, index: int, images: int, own: int) -> AdaptConfig:
+        """Of the expert for a cluster that has `own` of all images.
+
+        The paper's rule: so many epochs of its own images that it takes as many steps as the dispatcher.
+        """
+        seed = derive(self.seed, "expert", index)
+        if self.adapt.steps is not None:
+            return dataclasses.replace(self.adapt, seed=seed)
+        epochs = max(1, round((self.adapt.epochs or 150) * images / own))
+        return dataclasses.replace(self.adapt, seed=seed, epochs=epochs)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**dataclasses.asdict(self), "adapt": self.adapt.to_dict()}

@@ -1,0 +1,158 @@
+"""What a finished cascade leaves behind besides its file: numbers, and a report that shows the clusters."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.manifold import TSNE
+from threadpoolctl import threadpool_limits
+
+from ...cascade.clusters import Clusters
+from ...cascade.file import inspect_cascade
+from ...cascade.model import CONDITIONAL, DISPATCHER, UNCONDITIONAL, Cascade, expert_name
+from ...data import Images
+from ...data.sources import SomeImages
+from ...embedding.embed import Progress, embed
+from ...embedding.embedder import FROZEN, Embedder
+from ...files import RunFile
+from ...report.cascade import CascadeReportData, ClusterShown, write_cascade_report
+from ...training import RunFolder
+from .config import CascadeConfig
+
+_SHOWN = 8  # images nearest to a centre, and farthest from it
+_POINTS = 1000  # images on a map
+_MAPS = {
+    FROZEN: "frozen backbone",
+    DISPATCHER: "dispatcher",
+    CONDITIONAL: "conditional",
+    UNCONDITIONAL: "unconditional",
+}
+
+
+def write_outcome(
+    cascade: Cascade,
+    images: Images,
+    clusters: Clusters,
+    folder: RunFolder,
+    config: CascadeConfig,
+    stories: Sequence[Mapping[str, Any]],
+    progress: Progress,
+) -> None:
+    """Write report.html and, last, result.json. stories: what the dispatcher's run and those of the experts came to."""
+    start = time.perf_counter()
+    learning = zip([DISPATCHER, *_names(cascade)], [story.get("seconds") for story in stories], strict=True)
+    result: dict[str, Any] = {
+        **{"experts": cascade.experts, "images": len(clusters.numbers), "sizes": clusters.sizes},
+        **{"seed": config.seed, "kept": [story.get("kept") for story in stories]},
+        **{"expert_changes": _changes(cascade), "bytes": sizes_of(cascade, folder)},
+        "seconds": {name: seconds for name, seconds in learning if seconds},
+    }
+    progress(1, len(_MAPS) + 2)
+    labels, names = _labels(images)
+    shown = [_shown(images, clusters, k, stories[1 + k], labels) for k in range(cascade.experts)]
+    maps, place = _maps(cascade, images, clusters, config.seed, progress)
+    colours = labels
+    if labels is None:
+        names = [str(number) for number in range(cascade.experts)]
+        colours = dict(zip(clusters.numbers.tolist(), clusters.experts.tolist(), strict=True))
+    asked = json.loads((folder.path / RunFile.CONFIG).read_text())
+    result["seconds"]["report"] = time.perf_counter() - start
+    write_cascade_report(
+        folder.path / RunFile.REPORT,
+        CascadeReportData(
+            title=f"A cascade on {asked.get('backbone') or 'a backbone'} for {asked.get('images') or 'images'}",
+            config=asked,
+            result=result,
+            clusters=shown,
+            classes=names if labels is not None else (),
+            maps=maps,
+            colours=[(colours or {})[i] for i in place],
+            coloured_by="cluster" if labels is None else "class",
+            names=names,
+        ),
+    )
+    folder.write_json(RunFile.RESULT, result)
+
+
+def sizes_of(cascade: Cascade, folder: RunFolder) -> dict[str, int]:
+    """Bytes: of float32 copies, of the paper's one bit a weight, and of ours, part by part."""
+    parts = inspect_cascade(folder.path / RunFile.CASCADE).parts
+    cascade.masked.set_mask(DISPATCHER)
+    weights, networks = cascade.masked.num_masked, 1 + cascade.experts
+    masks = sum(size for name, size in parts.items() if name.partition(".")[0] in ("dispatcher", "expert"))
+    own = {name: parts[name] for name in ("router", CONDITIONAL, UNCONDITIONAL, "file")}
+    return {"float32": 4 * weights * networks, "paper": -(-weights // 8) * networks, "masks": masks, **own}
+
+
+def _names(cascade: Cascade) -> list[str]:
+    return [expert_name(k) for k in range(cascade.experts)]
+
+
+def _changes(cascade: Cascade) -> list[float]:
+    """The share of bits in which each expert differs from the dispatcher."""
+    masked = cascade.masked
+    masked.set_mask(DISPATCHER)
+    first, changes = masked.pack(), []
+    for name in _names(cascade):
+        masked.set_mask(name)
+        own = masked.pack()
+        different = sum(int(np.bitwise_count(bits ^ first.bits[key]).sum()) for key, bits in own.bits.items())
+        changes.append(different / sum(own.sizes.values()))
+    return changes
+
+
+def _labels(images: Images) -> tuple[dict[int, int] | None, list[str]]:
+    """The class of each image, counted from 0, and what the classes are called; numbers below 0 are no classes."""
+    if images.labels is None or min(images.labels) < 0:
+        return None, []
+    used = sorted(set(images.labels))
+    place = {label: number for number, label in enumerate(used)}
+    names = [images.classes[label] if images.classes and label < len(images.classes) else str(label) for label in used]
+    return {i: place[label] for i, label in enumerate(images.labels)}, names
+
+
+def _shown(
+    images: Images, clusters: Clusters, k: int, story: Mapping[str, Any], labels: Mapping[int, int] | None
+) -> ClusterShown:
+    own = clusters.experts == k
+    order = clusters.distances[own].argsort(stable=True)
+    numbers = clusters.numbers[own][order].tolist()
+    counts: list[int] = []
+    if labels is not None:
+        counts = np.bincount([labels[i] for i in numbers], minlength=max(labels.values()) + 1).tolist()
+    return ClusterShown(
+        size=len(numbers),
+        nearest=[images[i] for i in numbers[:_SHOWN]],
+        farthest=[images[i] for i in numbers[::-1][:_SHOWN]],
+        story=story,
+        classes=counts,
+    )
+
+
+def _maps(
+    cascade: Cascade, images: Images, clusters: Clusters, seed: int, progress: Progress
+) -> tuple[dict[str, Any], list[int]]:
+    """t-SNE of some images for every kind of vector, and the numbers of these images."""
+    step = max(1, len(clusters.numbers) // _POINTS)
+    place = clusters.numbers[::step][:_POINTS].tolist()
+    rows, kept = embed(
+        Embedder("", cascade, cascade.preprocessing, cascade.width).module(list(_MAPS)),
+        SomeImages(images, place),
+        cascade.preprocessing,
+        batch_size=256,
+    )
+    maps: dict[str, Any] = {}
+    for number, (title, vectors) in enumerate(zip(_MAPS.values(), rows.chunk(len(_MAPS), 1), strict=True)):
+        if len(vectors) > 3:
+            perplexity = min(30.0, (len(vectors) - 1) / 3)
+            tsne = TSNE(perplexity=perplexity, init="pca", random_state=seed % 2**32)
+            # As many threads as torch has: left to itself it takes all cores, and waits for those that are busy.
+            with threadpool_limits(torch.get_num_threads()):
+                maps[title] = tsne.fit_transform(vectors.numpy())
+        progress(number + 2, len(_MAPS) + 2)
+    return maps, [place[i] for i in kept]

@@ -1,0 +1,51 @@
+"""`evaluate`: how good the vectors are, on labelled images, in every variant."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..backbones.running import best_device
+from ..data import Images
+from ..data.labels import check_left, matched
+from ..embedding.cache import FeatureCache, Vectors
+from ..embedding.embed import Progress
+from ..embedding.embedder import Embedder
+from ..embedding.extraction import extract
+from ..evaluation.measuring import Features
+
+
+def features_of(
+    embedder: Embedder,
+    train: Images,
+    test: Images,
+    *,
+    divided: bool = True,
+    batch_size: int = 64,
+    cache: FeatureCache | None = None,
+    progress: Progress | None = None,
+) -> Features:
+    """Features and labels of both parts; labels that cannot be measured with are refused before the work.
+
+    Images that do not decode are left out. `divided` is only reported.
+    """
+    labels = matched(train, test)
+    total = len(train) + len(test)
+
+    def vectors(images: Images, before: int) -> dict[str, Vectors]:
+        advance = None if progress is None else lambda done, _: progress(before + done, total)
+        return extract(embedder, images, batch_size=batch_size, cache=cache, progress=advance)
+
+    own, other = vectors(train, 0), vectors(test, len(train))
+    kept, test_kept = next(iter(own.values())).kept, next(iter(other.values())).kept
+    y, truth = torch.tensor(labels.train)[kept], torch.tensor(labels.test)[test_kept]
+    check_left(set(y.tolist()), set(truth.tolist()), labels.classes)
+    left_out = total - len(kept) - len(test_kept)
+    head = None if embedder.head is None else embedder.head.to(best_device())
+    return Features(
+        _rows(own), y, _rows(other), truth, labels.classes, left_out, divided, embedder.variants.variants, head
+    )
+
+
+def _rows(vectors: dict[str, Vectors]) -> dict[str, Tensor]:
+    return {variant: each.rows.to(best_device()) for variant, each in vectors.items()}

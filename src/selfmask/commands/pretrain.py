@@ -1,0 +1,127 @@
+"""`pretrain`: how `selfmask/tiny` got its weights, in the course of every run, on full weights."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save
+from torch import nn
+
+from ..backbones.tiny import PREPROCESSING, TinyResNet
+from ..data import Images, open_images
+from ..data.views import ViewsConfig
+from ..errors import ConfigError, RunWriteError
+from ..files import LogKey, write_atomically
+from ..objectives import Objective
+from ..objectives.heads import LinearHead
+from ..objectives.supervised import Supervised
+from ..objectives.swav import SwAV, SwAVConfig
+from ..training.config import RunConfig
+from ..training.display import Display
+from ..training.loop import ParameterGroup
+from ..training.methods import Learner
+from ..training.run import Recipe, Run, run
+
+WEIGHTS = "tiny.safetensors"
+
+# Sharper assignments, few prototypes and soft crops, or a small network from random weights stays at ln K.
+_SWAV = SwAVConfig(prototypes=100, epsilon=0.03, queue_length=0, freeze_prototypes=0.02)
+_UNLABELLED_VIEWS = ViewsConfig(size=32, large=2, small=0, large_scale=(0.3, 1), blur_p=0)
+_LABELLED_VIEWS = ViewsConfig(
+    size=32, large=1, small=0, large_scale=(0.4, 1), jitter=(0.3, 0.3, 0.3, 0.05), blur_p=0, grey_p=0.1
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PretrainConfig(RunConfig):
+    """How a network is trained from random weights.
+
+    labels: learn from labels instead of from views alone.
+    lr: learning rate of all weights.
+    weight_decay: of all weights; by default 5e-4 with labels, 1e-4 without.
+    """
+
+    labels: bool = False
+    epochs: float | None = 20.0
+    batch_size: int = 256
+    lr: float = 0.2
+    weight_decay: float | None = None  # type: ignore[assignment]
+    warmup: float = 0.1
+    checkpoint_every: int = 100
+    track: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.weight_decay is None:
+            object.__setattr__(self, "weight_decay", 5e-4 if self.labels else 1e-4)
+
+
+def pretrain(
+    images: str | Path | Images,
+    out: Path,
+    config: PretrainConfig | None = None,
+    *,
+    resume: bool = False,
+    display: Display | None = None,
+) -> Path:
+    """Train the tiny backbone from random weights; return the file of its weights.
+
+    Without labels: SwAV, as an adaptation does, but on the weights themselves. With labels: cross-entropy on one view.
+    """
+    recipe = Pretraining(images, config or PretrainConfig())
+    run(recipe, out=out, resume=resume, about={"images": str(images), "backbone": "selfmask/tiny"}, display=display)
+    return out / WEIGHTS
+
+
+class Pretraining(Recipe):
+    """The recipe of `pretrain`: all weights learn, from random ones."""
+
+    verb = "pretrain"
+    config: PretrainConfig
+    preprocessing = PREPROCESSING
+
+    def __init__(self, images: str | Path | Images, config: PretrainConfig) -> None:
+        self.source, self.config, self.with_labels = images, config, config.labels  # type: ignore[misc]
+
+    def images(self) -> Images:
+        images = open_images(self.source)
+        if self.config.labels and images.labels is None:
+            raise ConfigError("these images have no labels", todo="train without labels, or give class folders")
+        return images
+
+    def learner(self) -> Learner:
+        torch.manual_seed(self.config.seed)
+        model = TinyResNet()
+        return Learner(model, list(model.parameters()))
+
+    def views(self) -> ViewsConfig:
+        return _LABELLED_VIEWS if self.config.labels else _UNLABELLED_VIEWS
+
+    def objective(self, run: Run) -> Objective:
+        if not self.config.labels:
+            return SwAV(run.features, _SWAV, seed=self.config.seed)
+        classes = [str(number) for number in range(max(run.images.labels or []) + 1)]
+        return Supervised(LinearHead(run.features, classes, seed=self.config.seed))
+
+    def groups(self, run: Run, objective: Objective) -> list[ParameterGroup]:
+        parameters = [*run.learner.parameters, *objective.parameters()]
+        return [ParameterGroup(parameters, self.config.lr, self.config.weight_decay or 0.0)]
+
+    def leaves(self) -> list[str]:
+        return [WEIGHTS]
+
+    def finish(self, run: Run) -> dict[str, Any]:
+        assert run.folder is not None
+        write_atomically(run.folder.path / WEIGHTS, save(half(run.learner.model)), RunWriteError)
+        return {"steps": run.steps, "loss": run.folder.read_log()[-1][LogKey.LOSS], "seconds": run.seconds()}
+
+
+def half(model: nn.Module) -> dict[str, torch.Tensor]:
+    """The weights as they are shipped: floating-point ones with 16 bits."""
+    return {
+        name: (value.half() if value.is_floating_point() else value).contiguous()
+        for name, value in model.state_dict().items()
+    }

@@ -1,0 +1,406 @@
+"""`train`: a mask, or what another method trains, learned from labels."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from ..data import Images, SomeImages, label_split
+from ..data.labels import check_left
+from ..data.views import ViewsConfig
+from ..embedding.embed import embed
+from ..errors import ConfigError, HeadError, LabelsError
+from ..evaluation import LinearProbe, linear_probe_fit
+from ..evaluation.metrics import score
+from ..files import LogKey, RunFile
+from ..maskfile import Fingerprints
+from ..masking import MaskConfig
+from ..objectives import Objective
+from ..objectives.heads import Head, LinearHead, MaskedHead, TextHead, head_of
+from ..objectives.supervised import Supervised
+from ..preprocessing import Preprocessing, preprocessing_for
+from ..training.config import RunConfig, preset_named
+from ..training.display import Display
+from ..training.loop import ParameterGroup
+from ..training.methods import Learner, MethodName, prepare
+from ..training.processes import Processes
+from ..training.run import Recipe, Run, run, score_group
+from ..training.seeds import derive
+from ..training.tuned import About, write_tuned
+
+HeadName = Literal["linear", "masked", "clip-text"]
+_UNLIKELY = -10.0  # bias of a class that the probe has not seen
+
+
+# ---- settings -----------------------------------------------------------------------------------------------------
+
+ONE_VIEW = ViewsConfig(large=1, small=0, blur_p=0.0)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainConfig(RunConfig):
+    """Everything that decides what a supervised run learns; `preset` gives good ones.
+
+    method: what learns: mask (scores of weights), full (all weights), linear (the head alone), lora (low-rank matrices
+        beside the weights that a mask would select) or bitfit (biases and norm layers).
+    head: linear (trained), masked (a frozen random one with a mask) or clip-text (CLIP's, from class names).
+    head_start: where a linear head begins: probe (the linear probe of the frozen backbone) or random.
+    label_fraction: which share of the training labels is used.
+    stratified: take that share of every class alike, not of all images at random.
+    lr: learning rate of what the method trains, by default one for each method. For masks with `per_tensor` it is the
+        distance that scores travel in the whole run.
+    rank: of the matrices of lora.
+    views: what is made of a training image; its `size` is that of the run.
+    """
+
+    method: MethodName = "mask"
+    head: HeadName = "linear"
+    head_start: Literal["probe", "random"] = "random"
+    label_fraction: float = 1.0
+    stratified: bool = True
+    head_lr: float = 0.1
+    rank: int = 8
+    views: ViewsConfig = ONE_VIEW
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.rank < 1:
+            raise ConfigError("rank is out of range", expected="1 or more", found=self.rank)
+        for name, allowed in (("method", MethodName), ("head", HeadName)):
+            if getattr(self, name) not in get_args(allowed):
+                raise ConfigError(f"unknown {name}", expected=", ".join(get_args(allowed)), found=getattr(self, name))
+        if not 0 < self.label_fraction <= 1:
+            raise ConfigError("no such share of labels", expected="above 0, at most 1", found=self.label_fraction)
+        if self.method == "linear" and self.head != "linear":
+            raise ConfigError(
+                "the method linear trains nothing but a linear head", found=self.head, todo="--head linear"
+            )
+        if self.head == "masked" and self.method != "mask":
+            raise ConfigError("a masked head goes with a mask", found=self.method, todo="--head linear")
+
+    @property
+    def rate(self) -> float:
+        """The learning rate of what the method trains; with the method linear, that is the head."""
+        if self.lr is not None:
+            return self.lr
+        if self.method == "linear":
+            return self.head_lr
+        if self.head == "clip-text" and self.method == "mask" and not self.per_tensor:
+            return _CLIP_RATE
+        return _RATES[self.per_tensor][self.method]
+
+    @staticmethod
+    def preset(name: str, **changes: Any) -> TrainConfig:
+        """A preset, with some settings changed: `TrainConfig.preset("fast", method="full")`."""
+        config: TrainConfig = preset_named(_CLIP_PRESETS if changes.get("head") == "clip-text" else PRESETS, name)
+        return config.changed(**changes)
+
+
+# By whether `per_tensor` is set, which masks alone use: a distance in the whole run, and not a rate, is given there.
+_RATES: Mapping[bool, Mapping[str, float]] = {
+    False: {"mask": 50.0, "full": 0.15, "lora": 0.1, "bitfit": 0.1},
+    True: {"mask": 60.0, "full": 0.01, "lora": 0.02, "bitfit": 0.1},
+}
+
+_CLIP_RATE = 10.0  # of the paper's masks of CLIP
+_PAPER_VIEWS = dataclasses.replace(ONE_VIEW, large_scale=(1.0, 1.0), jitter=(0.4, 0.4, 0.4, 0.4), solarise_p=0.2)
+
+PRESETS: Mapping[str, TrainConfig] = {
+    # As `fast` of an adaptation: anchored statistics, one distance for every backbone, gentle views.
+    "fast": TrainConfig(
+        steps=300,
+        head_start="probe",
+        head_lr=0.01,
+        per_tensor=True,
+        # Gentler than without labels: a head that starts from a probe of whole images knows no others.
+        views=dataclasses.replace(
+            ONE_VIEW, large_scale=(0.8, 1.0), jitter=(0.4, 0.4, 0.4, 0.1), jitter_p=0.2, grey_p=0.0
+        ),
+        mask=MaskConfig(norm="anchored"),
+    ),
+    "paper": TrainConfig(epochs=150, warmup=40 / 150, views=_PAPER_VIEWS, head_lr=0.15),
+}
+_CLIP_PRESETS = {
+    **PRESETS,
+    "paper": TrainConfig(epochs=32, views=_PAPER_VIEWS, mask=MaskConfig(select="paper-vit")),
+}
+
+
+# ---- the verb -----------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainResult:
+    """What came out: the trained model and its head in eval mode, the numbers of `result.json`, and the log."""
+
+    model: nn.Module
+    head: Head
+    result: dict[str, Any]
+    log: list[dict[str, Any]]
+    folder: Path | None
+
+
+def train(
+    model: nn.Module,
+    images: Images,
+    config: TrainConfig | None = None,
+    *,
+    test: Images | None = None,
+    head: Head | None = None,
+    out: str | Path | None = None,
+    resume: bool = False,
+    preprocessing: Preprocessing | None = None,
+    about: Mapping[str, Any] | None = None,
+    max_bad: float = 0.05,
+    display: Display | None = None,
+) -> TrainResult:
+    """Train a mask, or what another method trains, from the labels of `images`; measure on `test`, if given.
+
+    >>> train_images, test_images = open_labelled("birds/")
+    >>> result = selfmask.train(backbone, train_images, TrainConfig.preset("fast"), test=test_images)
+    >>> result.head(result.model(batch))    # one number a class
+
+    model: any module that maps images to one vector each. A mask leaves it as it is; other methods change it.
+    test: images with the same classes, to measure with before and after; they are never trained on.
+    head: a head to train with in place of the config's, such as the `TextHead` of CLIP.
+    The rest is as in `adapt`.
+    """
+    about = {"backbone": Preprocessing.of_model(model)[0], "weights": None, **(about or {})}
+    recipe = Supervision(
+        model,
+        images,
+        config or TrainConfig.preset("fast"),
+        test=test,
+        head=head,
+        given=preprocessing,
+        name=about["backbone"],
+        report=out is not None,
+    )
+    done = run(recipe, out=out, resume=resume, about=about, max_bad=max_bad, display=display)
+    assert isinstance(done.objective, Supervised)
+    return TrainResult(
+        done.learner.model, done.objective.head, done.result, done.log, None if out is None else Path(out)
+    )
+
+
+class Supervision(Recipe):
+    """The recipe of `train`: what the method trains, and a head, learn by cross-entropy."""
+
+    verb = "train"
+    with_labels = True
+    config: TrainConfig
+
+    def __init__(
+        self,
+        model: nn.Module,
+        images: Images,
+        config: TrainConfig,
+        *,
+        test: Images | None,
+        head: Head | None,
+        given: Preprocessing | None,
+        name: str | None,
+        report: bool,
+    ) -> None:
+        self.model, self.config, self.test, self.head, self.name, self.report = model, config, test, head, name, report
+        self.all_images = images
+        self.preprocessing = preprocessing_for(Preprocessing.of_model(model)[1], given, config.size)
+        self.base_bytes = sum(4 * parameter.numel() for parameter in model.parameters())
+        self.numbers: dict[str, float] = {}
+
+    def images(self) -> Images:
+        self.classes = _classes(self.all_images, self.test)
+        if self.head is not None and self.head.classes != self.classes:
+            raise HeadError("the head is made for other classes", expected=self.classes, found=self.head.classes)
+        _check_head(self.config, self.head)
+        self.chosen = chosen_images(self.all_images, self.config, self.classes)
+        return self.chosen
+
+    def learner(self) -> Learner:
+        self.fingerprint = Fingerprints().of(self.model.state_dict())  # before a method changes it
+        learner = prepare(self.model, self.config.method, self.config.mask, self.config.rank)
+        if learner.masked is not None:
+            learner.masked.preprocessing, learner.masked.base_name = self.preprocessing, self.name
+        return learner
+
+    def views(self) -> ViewsConfig:
+        return self.config.views
+
+    def facts(self, learner: Learner) -> dict[str, Any]:
+        return {"base": self.fingerprint[:16], "classes": self.classes}
+
+    def batch_size(self, count: int, processes: Processes) -> int:
+        """That of the settings, or less where there are few labels; processes and parts share it out evenly."""
+        parts = processes.count * self.config.accumulate
+        return self.config.batch_size if count >= self.config.batch_size else max(parts, count // parts * parts)
+
+    def objective(self, run: Run) -> Objective:
+        """Cross-entropy with the head; the frozen backbone is measured on the way, before anything has learned."""
+        vectors, self.labels = _vectors(run.learner.frozen, self.chosen, self.preprocessing)
+        tested = [] if self.test is None else self.test.labels or []
+        check_left(set(self.labels.tolist()), set(tested), self.classes)
+        # From the same labels: a probe of the frozen backbone, or what a head knows without any training.
+        probe = linear_probe_fit(vectors, self.labels) if self.head is None else None
+        if self.test is not None:
+            queries, truth = _vectors(run.learner.frozen, self.test, self.preprocessing)
+            ranked = probe.rank(queries) if probe is not None else self._given.ranked(queries)
+            self.numbers = {"accuracy_before": float((ranked[:, 0].cpu() == truth).double().mean())}
+        # One for all processes: their solvers may end a bit apart.
+        head = run.processes.from_main(lambda: _head(self.config, run.features, self.classes, probe))
+        return Supervised(self.head or head)
+
+    @property
+    def _given(self) -> Head:
+        assert self.head is not None
+        return self.head
+
+    def groups(self, run: Run, objective: Objective) -> list[ParameterGroup]:
+        assert isinstance(objective, Supervised)
+        config, learner, head, groups = self.config, run.learner, objective.head, list[ParameterGroup]()
+        if learner.masked is not None:
+            groups.append(score_group(learner.masked, config, config.rate, run.steps))
+        elif learner.parameters:
+            groups.append(ParameterGroup(learner.parameters, config.rate, config.weight_decay))
+        if isinstance(head, MaskedHead):
+            groups.append(score_group(head.masked, config, config.rate, run.steps))
+        elif own := list(head.parameters()):
+            rate = config.rate if config.method == "linear" else config.head_lr
+            groups.append(ParameterGroup(own, rate, config.weight_decay))
+        return groups
+
+    def leaves(self) -> list[str]:
+        return [self._file]
+
+    @property
+    def _file(self) -> RunFile:
+        return RunFile.MASK if self.config.method == "mask" else RunFile.TUNED
+
+    def finish(self, run: Run) -> dict[str, Any]:
+        """Write the file, and measure what it is worth."""
+        assert run.folder is not None
+        assert isinstance(run.objective, Supervised)
+        run.display.say("measuring, and writing the report")
+        head, learner, path = run.objective.head, run.learner, run.folder.path / self._file
+        result: dict[str, Any] = {
+            "method": self.config.method,
+            "head": _kind(head),
+            "steps": run.steps,
+            "seed": self.config.seed,
+            "base_bytes": self.base_bytes,
+            "labels": len(self.labels),
+            "classes": len(self.classes),
+            **self.numbers,
+            "loss": run.folder.read_log()[-1][LogKey.LOSS],
+        }
+        if learner.masked is not None:
+            result["bytes"] = learner.masked.save_pretrained(path, head=head.tensors())
+            result["active"] = learner.masked.sparsity()["total"]
+        else:
+            about = About(
+                method=self.config.method,
+                base_name=self.name,
+                fingerprint=self.fingerprint,
+                preprocessing=self.preprocessing,
+                rank=self.config.rank,
+                targets=learner.targets,
+            )
+            result["bytes"] = write_tuned(path, learner, head, about)
+        scores = None
+        if self.test is not None:
+            vectors, truth = _vectors(learner.model, self.test, self.preprocessing)
+            kept = head_of(head.tensors())  # what the file gives back
+            scores = score(kept.ranked(vectors), truth, head.classes)
+            result |= {"accuracy": scores.top1, "top5": scores.top5, "test_images": len(truth)}
+            run.folder.write_json(RunFile.SCORES, {"classes": head.classes, **dataclasses.asdict(scores)})
+        result["seconds"] = run.seconds()
+        if self.report:
+            self._write_report(run, result, () if scores is None else scores.confusion)
+        return result
+
+    def _write_report(self, run: Run, result: Mapping[str, Any], confusion: Sequence[Sequence[int]]) -> None:
+        from ..report.page import ReportData, write_report  # here, because matplotlib takes its time
+
+        assert run.folder is not None
+        config = run.folder.read_json(run.folder.path / RunFile.CONFIG)
+        shown, shares = {**result, "accuracy_after": result.get("accuracy")}, dict[str, float]()
+        if run.learner.masked is not None:
+            shares = run.learner.masked.sparsity()
+            shares.pop("total")
+            shown["mask_bytes"] = result["bytes"]
+        title = f"{self.name or 'A backbone'}, {self.config.method}, trained on {config.get('images') or 'images'}"
+        data = ReportData(
+            title,
+            config,
+            shown,
+            run.folder.read_log(),
+            shares,
+            bad_images=run.store.bad,
+            confusion=confusion,
+            classes=self.classes if confusion else (),
+        )
+        write_report(run.folder.path / RunFile.REPORT, data)
+
+
+def _classes(images: Images, test: Images | None) -> list[str]:
+    """The names of the classes, which the labels of both sets number."""
+    if images.labels is None or (test is not None and test.labels is None):
+        raise LabelsError(
+            "these images have no labels",
+            expected="a folder with a sub-folder for each class, a list with labels, or a labelled data set",
+            todo="without labels, use `selfmask adapt`",
+        )
+    if len(set(images.labels)) < 2:
+        raise LabelsError("there is only one class to learn", expected="two or more", found=images.classes)
+    if test is not None and test.classes != images.classes:
+        raise LabelsError(
+            "training and test images number their classes differently",
+            expected=images.classes,
+            found=test.classes,
+            todo="open both together: open_labelled",
+        )
+    return images.classes or [str(number) for number in range(max(images.labels) + 1)]
+
+
+def chosen_images(images: Images, config: TrainConfig, classes: Sequence[str]) -> Images:
+    """The images whose labels may be learned from."""
+    labels = images.labels or []
+    chosen = label_split(labels, config.label_fraction, config.seed, stratified=config.stratified, classes=classes)
+    return SomeImages(images, chosen)
+
+
+def _kind(head: Head) -> str:
+    return "clip-text" if isinstance(head, TextHead) else "masked" if isinstance(head, MaskedHead) else "linear"
+
+
+def _check_head(config: TrainConfig, head: Head | None) -> None:
+    if (config.head == "clip-text") != isinstance(head, TextHead):
+        raise ConfigError(
+            "the head is not the one that the settings ask for",
+            expected=config.head,
+            found="none" if head is None else type(head).__name__,
+            todo="give head=TextHead(...) together with head='clip-text' in the settings",
+        )
+
+
+def _vectors(model: nn.Module, images: Images, how: Preprocessing) -> tuple[Tensor, Tensor]:
+    vectors, kept = embed(model, images, how)
+    assert images.labels is not None
+    return vectors, torch.tensor(images.labels)[kept]
+
+
+def _head(config: TrainConfig, features: int, classes: list[str], probe: LinearProbe | None) -> Head:
+    seed = derive(config.seed, "head")
+    if config.head == "masked":
+        return MaskedHead(features, classes, mask=config.mask, seed=seed)
+    head = LinearHead(features, classes, normalised=config.head_start == "probe", seed=seed)
+    if config.head_start == "probe" and probe is not None:
+        weight, bias = torch.zeros(len(classes), features), torch.full((len(classes),), _UNLIKELY)
+        seen = probe.classes.cpu()
+        weight[seen], bias[seen] = probe.weight.cpu(), probe.bias.cpu()
+        head.start_from(weight, bias)
+    return head

@@ -1,0 +1,1 @@
+"""From images to vectors, and to files of vectors."""

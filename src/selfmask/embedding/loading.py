@@ -1,0 +1,158 @@
+"""From what a user names to what turns images into vectors: a run folder, a file of a run, or a backbone's name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from torch import nn
+
+from ..backbones import Backbone, load_backbone
+from ..backbones.running import best_device
+from ..errors import EmbedderError, HeadError, SelfmaskError, UnknownBackboneError
+from ..files import RunFile
+from ..maskfile import inspect_mask_file
+from ..masking import MaskedModel
+from ..objectives.heads import Head, head_of
+from .embedder import Embedder
+
+
+class OpenedFile(Protocol):
+    """A file of a run, checked as far as that is possible without its backbone."""
+
+    @property
+    def base_name(self) -> str | None:
+        """The backbone that it names."""
+
+    def on(self, backbone: Backbone) -> Embedder:
+        """What it makes of its backbone."""
+
+
+class FileKind(Protocol):
+    """A kind of file that vectors can be made with."""
+
+    run_file: RunFile
+    """What it is called in a run folder."""
+
+    def open(self, path: Path) -> OpenedFile | None:
+        """The file, or None if it is of another kind."""
+
+
+def load(
+    kinds: Sequence[FileKind], what: str | Path, *, backbone: str | None = None, weights: Path | None = None
+) -> Embedder:
+    """The model that `what` stands for: a run folder, a file of one of these kinds, or a backbone's name.
+
+    `backbone` and `weights` say what to put the mask on where the run or the file does not, or says it wrongly.
+    """
+    path = Path(what)
+    if path.is_dir():
+        return _of_run(kinds, path, backbone, weights)
+    if path.suffix in {Path(kind.run_file).suffix for kind in kinds} or path.is_file():
+        return _of_file(kinds, path, backbone, weights)
+    if backbone is not None:
+        raise EmbedderError(
+            f"{what} is no run folder and no mask file to put on {backbone}",
+            todo="check the path; to use the backbone without a mask, give its name alone",
+        )
+    try:
+        found = load_backbone(str(what), weights=weights)
+    except UnknownBackboneError as error:
+        raise EmbedderError(
+            f"{what} is no run folder, no mask file and no backbone",
+            expected=f"an existing folder or .smn file, or {error.expected}",
+            todo="check the path, or list names with `selfmask backbones PATTERN`",
+        ) from error
+    return Embedder(found.name, ready(found.model), found.preprocessing, found.width)
+
+
+def _of_run(kinds: Sequence[FileKind], folder: Path, name: str | None, weights: Path | None) -> Embedder:
+    own_name, own_weights = _backbone_of(folder)
+    files = [folder / kind.run_file for kind in kinds]
+    for file in files:
+        if file.is_file():
+            return _of_file(kinds, file, name or own_name, weights or own_weights)
+    raise EmbedderError(
+        f"the run in {folder} is not finished",
+        expected=" or ".join(file.name for file in files),
+        found="no such file in it",
+        todo=f"finish it: the command that began it, with --resume {folder}",
+    )
+
+
+def _backbone_of(folder: Path) -> tuple[str | None, Path | None]:
+    """The name of the run's backbone and the file of its weights, as far as the run was told."""
+    try:
+        config = json.loads((folder / RunFile.CONFIG).read_text())
+    except (OSError, ValueError) as error:
+        raise EmbedderError(
+            f"{folder} is no run folder",
+            expected=f"{RunFile.CONFIG}, as `selfmask adapt --out` writes it",
+            found=getattr(error, "strerror", None) or error,
+            todo="give a run folder, a mask file (.smn) or the name of a backbone",
+        ) from error
+    if not isinstance(config, dict):
+        raise EmbedderError(f"{folder / RunFile.CONFIG} is no configuration", expected="an object", found=type(config))
+    name, weights = config.get("backbone"), config.get("weights")
+    if not (isinstance(name, str | None) and isinstance(weights, str | None)):
+        raise EmbedderError(f"{folder / RunFile.CONFIG} names no backbone", expected="text", found=(name, weights))
+    return name, None if weights is None else Path(weights)
+
+
+def _of_file(kinds: Sequence[FileKind], path: Path, name: str | None, weights: Path | None) -> Embedder:
+    opened = next((opened for kind in kinds if (opened := kind.open(path)) is not None), None)
+    if opened is None:
+        raise EmbedderError(
+            f"{path} is not a file that vectors can be made with",
+            expected=", ".join(kind.run_file for kind in kinds),
+            todo="give a run folder, a file of one, or the name of a backbone",
+        )
+    name = name or opened.base_name
+    if name is None:
+        raise EmbedderError(
+            f"{path} does not name the backbone it was learned on",
+            todo="name it: --backbone NAME, with --weights FILE if its weights are your own",
+        )
+    try:
+        backbone = load_backbone(name, weights=weights)
+    except SelfmaskError as error:
+        raise EmbedderError(
+            f"the backbone of {path} cannot be loaded",
+            expected=name,
+            found=error.what,
+            todo="name one on this machine: --backbone NAME, with --weights FILE if its weights are in a file",
+        ) from error
+    return opened.on(backbone)
+
+
+def ready(model: nn.Module) -> nn.Module:
+    return model.eval().to(best_device())
+
+
+class MaskFile:
+    """A mask, on its base."""
+
+    run_file = RunFile.MASK
+
+    @staticmethod
+    def open(path: Path) -> MaskFile | None:
+        return MaskFile(path)
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.manifest, _ = inspect_mask_file(path)
+
+    @property
+    def base_name(self) -> str | None:
+        return self.manifest.base_name
+
+    def on(self, backbone: Backbone) -> Embedder:
+        model = MaskedModel.from_pretrained(backbone.model, self.path)
+        try:
+            head: Head | None = head_of(model.pack().head)
+        except HeadError:  # none, or one that others made for themselves: vectors do without
+            head = None
+        how = self.manifest.preprocessing or backbone.preprocessing
+        return Embedder(f"{backbone.name} + {self.path}", ready(model), how, backbone.width, head)

@@ -1,0 +1,120 @@
+"""The settings that every run has, whatever it learns."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Literal, Self, get_args
+
+from ..errors import ConfigError
+from ..masking import MaskConfig
+
+Precision = Literal["auto", "float32", "bfloat16"]
+_EPOCHS = 150  # of the paper, where neither steps nor epochs are given
+ASIDE = ("log_every", "checkpoint_every", "track", "workers")
+"""Settings that do not decide what is learned, only how it is logged and saved."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LoopConfig:
+    """How the training loop runs, whatever it trains.
+
+    momentum: of SGD.
+    warmup: share of the run in which learning rates rise linearly; they then follow a cosine to 0.
+    accumulate: parts that each batch is cut into, to need less memory; gradients are added up. To SwAV every part is a
+        batch of its own: it assigns within it.
+    precision: auto is bfloat16 where a GPU has it, else float32.
+    compile: run the model through torch.compile.
+    sync_norm: with several processes, batch norm over all their batches and not each one's own.
+    workers: processes that make views ahead; by default none on a CPU, which training keeps busy, else up to 8.
+    seed: of everything random.
+    log_every: steps between two lines of the log.
+    checkpoint_every: steps between two checkpoints; one is also written on Ctrl-C.
+    """
+
+    momentum: float = 0.9
+    warmup: float = 0.0
+    accumulate: int = 1
+    precision: Precision = "auto"
+    compile: bool = False
+    sync_norm: bool = False
+    workers: int | None = None
+    seed: int = 0
+    log_every: int = 10
+    checkpoint_every: int = 50
+
+    def __post_init__(self) -> None:
+        for name in ("accumulate", "log_every", "checkpoint_every"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} is out of range", expected="1 or more", found=getattr(self, name))
+        if self.precision not in get_args(Precision):
+            raise ConfigError("unknown precision", expected=", ".join(get_args(Precision)), found=self.precision)
+        if self.checkpoint_every % self.log_every:
+            raise ConfigError("checkpoint_every must be a multiple of log_every", found=self.checkpoint_every)
+        if self.seed < 0:
+            raise ConfigError("seed is out of range", expected="0 or more", found=self.seed)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunConfig(LoopConfig):
+    """What every run has, besides how the loop runs.
+
+    steps: how many optimizer steps.
+    epochs: or: how often every image is seen. With neither, 150 epochs as in the paper.
+    batch_size: images in a step, over all processes.
+    size: pixels a side, of large views and of evaluated images; by default the backbone's own.
+    lr: learning rate of what learns: of the scores of a mask, with `per_tensor` the distance that all of them together
+        travel in the whole run.
+    head_lr: learning rate of the heads: projector, prototypes, a linear classifier.
+    weight_decay: of heads and full weights; scores never decay.
+    per_tensor: a score's gradient counts in units of its tensor's usual one, and `lr` is shared out among layers and
+        steps, so that one setting fits every backbone and every length. (From the start of a score to its threshold it
+        is a distance of 1.)
+    mask: which weights carry a score, and how scores become a mask.
+    track: where the log goes besides log.jsonl: tensorboard, wandb, mlflow (the last two by extra).
+    """
+
+    steps: int | None = None
+    epochs: float | None = None
+    batch_size: int = 64
+    size: int | None = None
+    lr: float | None = None
+    head_lr: float = 0.15
+    weight_decay: float = 0.0
+    per_tensor: bool = False
+    mask: MaskConfig = dataclasses.field(default_factory=MaskConfig)
+    track: tuple[str, ...] = ("tensorboard",)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.steps is not None and self.epochs is not None:
+            raise ConfigError("give steps or epochs, not both", found=f"{self.steps} steps and {self.epochs} epochs")
+        for name, least in (("steps", 1), ("batch_size", 2), ("size", 8)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ConfigError(f"{name} is out of range", expected=f"{least} or more", found=value)
+        for name in ("epochs", "lr", "head_lr"):
+            if (value := getattr(self, name)) is not None and not value > 0:
+                raise ConfigError(f"{name} is out of range", expected="above 0", found=value)
+
+    def number_of_steps(self, steps_per_epoch: int) -> int:
+        if self.steps is not None:
+            return self.steps
+        return max(1, round((self.epochs or _EPOCHS) * steps_per_epoch))
+
+    def changed(self, **changes: Any) -> Self:
+        """With some settings changed; steps take the place of epochs, and the other way round."""
+        for given, other in (("epochs", "steps"), ("steps", "epochs")):
+            if changes.get(given) is not None:
+                changes = {other: None, **changes}
+        return dataclasses.replace(self, **changes)
+
+    def to_dict(self) -> dict[str, Any]:
+        """All settings as plain values, ready for JSON."""
+        return dataclasses.asdict(self)
+
+
+def preset_named(presets: Mapping[str, Any], name: str) -> Any:
+    if name not in presets:
+        raise ConfigError(f"there is no preset {name!r}", expected=" or ".join(presets))
+    return presets[name]

@@ -1,0 +1,296 @@
+"""One run from images to result: the course that every verb takes. Each verb fills it with a recipe of its own.
+
+images -> backbone -> folder -> batches -> objective -> loop -> finish
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import tempfile
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from ..backbones.running import features_of, small_side
+from ..data import Images, ImageStore
+from ..data.identity import identity
+from ..data.views import MultiCrop, ViewsConfig
+from ..errors import InterruptedRunError, TooFewImagesError, TooManyBadImagesError
+from ..files import RunFile
+from ..masking import MaskedModel
+from ..objectives import Objective
+from ..preprocessing import Preprocessing
+from .batches import Steps
+from .config import RunConfig
+from .display import Display, QuietDisplay
+from .folder import RunFolder, open_folder
+from .guard import Guard
+from .loop import ParameterGroup, train
+from .methods import Learner
+from .processes import Processes
+from .seeds import generator
+from .trackers import Trackers
+
+_CACHE_SIDE = 2  # cached images keep twice the pixels of a large crop a side: small crops stay sharp
+
+Watch = Callable[[nn.Module, Mapping[str, Any]], None]
+"""Called with the model and each line of the log."""
+
+
+class Recipe(ABC):
+    """What a verb fills the course of a run with; asked in this order."""
+
+    verb: ClassVar[str]
+    with_labels: ClassVar[bool] = False
+    config: RunConfig
+    preprocessing: Preprocessing
+
+    @abstractmethod
+    def images(self) -> Images:
+        """What is learned from."""
+
+    @abstractmethod
+    def learner(self) -> Learner:
+        """The model, and what of it learns."""
+
+    @abstractmethod
+    def views(self) -> ViewsConfig:
+        """What is made of an image; the size is that of the preprocessing."""
+
+    def facts(self, learner: Learner) -> dict[str, Any]:
+        """What decides the result besides settings, images and the number of processes."""
+        return {}
+
+    def held_out(self, count: int) -> list[int]:
+        """Numbers of the images, of so many, that are not trained on."""
+        return []
+
+    def batch_size(self, count: int, processes: Processes) -> int:
+        """How many of so many images make a batch."""
+        return self.config.batch_size
+
+    @abstractmethod
+    def objective(self, run: Run) -> Objective: ...
+
+    @abstractmethod
+    def groups(self, run: Run, objective: Objective) -> list[ParameterGroup]:
+        """The parameters that learn, and how fast."""
+
+    def guard(self, run: Run) -> Guard | None:
+        """Who watches over the run, if anybody."""
+        return None
+
+    def settled(self, run: Run) -> Learner:
+        """What is left when the loop has ended: what learned, if nothing takes its place."""
+        return run.learner
+
+    @abstractmethod
+    def leaves(self) -> Sequence[str]:
+        """The files without which the run is not finished."""
+
+    @abstractmethod
+    def finish(self, run: Run) -> dict[str, Any]:
+        """Write what came out; the numbers of the result. Only in the process that has the folder."""
+
+
+@dataclasses.dataclass
+class Run:
+    """What is known of a run once its images are decoded."""
+
+    recipe: Recipe
+    images: Images
+    learner: Learner
+    features: int
+    store: ImageStore
+    held_out: Sequence[int]
+    batches: Steps
+    steps: int
+    processes: Processes
+    display: Display
+    folder: RunFolder | None
+    began: float
+    """On the clock, less the time spent in the loop: that is in the log, also of earlier processes."""
+    guard: Guard | None = None
+    objective: Objective | None = None
+
+    @cached_property
+    def reference(self) -> list[Tensor]:
+        """One batch of views, twice as large as a step's, that stands for what is trained on."""
+        among, seed = self.batches.among, self.recipe.config.seed
+        count = min(2 * self.batches.batch_size, len(among))
+        place = torch.randperm(len(among), generator=generator(seed, "reference"))[:count]
+        images = self.store.batch(among[place].tolist())
+        views = self.batches.views(images, self.batches.views.draw(count, generator(seed, "reference views")))
+        return [views[0].to(self.processes.device, memory_format=torch.channels_last)]
+
+    def seconds(self) -> float:
+        """What the run took so far, all its processes together."""
+        logged = sum(float(line["seconds"]) for line in self.folder.read_log()) if self.folder else 0.0
+        return logged + time.perf_counter() - self.began
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What a run leaves behind: the model in eval mode, the numbers of `result.json`, and the log."""
+
+    learner: Learner
+    objective: Objective
+    result: dict[str, Any]
+    log: list[dict[str, Any]]
+
+
+def run(
+    recipe: Recipe,
+    *,
+    out: str | Path | None,
+    resume: bool,
+    about: Mapping[str, Any],
+    max_bad: float = 0.05,
+    display: Display | None = None,
+    watch: Watch | None = None,
+) -> Outcome:
+    """Take the whole course; with `resume`, from where a run in `out` was cut short.
+
+    about: what the run folder should say besides settings: the names of backbone, weights and images.
+    """
+    processes, display, began = Processes(), display or QuietDisplay(), time.perf_counter()
+    images = recipe.images()  # before the folder: a typo in a path leaves nothing behind
+    learner, config = recipe.learner(), recipe.config
+    learner.model.to(processes.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    size = recipe.preprocessing.size[0]
+    features = features_of(learner.model, size)
+    views = MultiCrop(_fitted(recipe.views(), learner.model, size, display), recipe.preprocessing)
+    with (
+        _place(out) as place,
+        open_folder(place, resume, processes) as folder,
+        Trackers(config.track, place if folder else None) as trackers,
+    ):
+        store = decoded(images, size, max_bad, display, folder)
+        held_out = recipe.held_out(len(store))
+        batches = Steps(
+            store,
+            views,
+            batch_size=recipe.batch_size(len(store) - len(held_out), processes),
+            seed=config.seed,
+            processes=processes,
+            with_labels=recipe.with_labels,
+            among=sorted(set(range(len(store))) - set(held_out)),
+        )
+        steps = config.number_of_steps(batches.per_epoch)
+        current = Run(
+            recipe, images, learner, features, store, held_out, batches, steps, processes, display, folder, began
+        )
+        facts = {"steps": steps, "size": size, "processes": processes.count, **recipe.facts(learner)}
+        processes.from_main(
+            lambda: (
+                folder.begin(
+                    {"verb": recipe.verb, **about, "max_bad": max_bad},
+                    config.to_dict(),
+                    {"data": identity(images)[:16], **facts},
+                )
+                if folder
+                else None
+            )
+        )
+        masked = learner.masked
+        if masked is not None and masked.config.norm == "anchored":
+            masked.anchor(current.reference)
+        current.objective = objective = recipe.objective(current).to(processes.device)
+        groups = recipe.groups(current, objective)
+        current.guard = guard = recipe.guard(current)
+        reports = [display.line, trackers.line]
+        if watch is not None:
+            reports.append(lambda line: watch(learner.model, line))
+        before = time.perf_counter()
+        with display.training(steps), _told_where(out):
+            train(learner.model, objective, groups, batches, steps, config, folder, processes, reports, guard)
+        current.began += time.perf_counter() - before
+        # With a guard, the best point has its statistics already.
+        if masked is not None and guard is None and masked.config.norm in ("anchored", "recalibrate"):
+            masked.recalibrate(current.reference)
+        current.learner = learner = recipe.settled(current)
+        learner.model.eval()
+        objective.eval()
+        result, log = {}, list[dict[str, Any]]()
+        if folder is not None:
+            result, log = folder.result or {}, folder.read_log()
+            if not result or not all((folder.path / name).exists() for name in recipe.leaves()):
+                result = recipe.finish(current)
+                if store.bad:
+                    folder.write_json(RunFile.BAD_IMAGES, dict(store.bad))
+                folder.write_json(RunFile.RESULT, result)  # last: where that is, the run is finished
+    return Outcome(learner, objective, result, log)
+
+
+def decoded(images: Images, size: int, max_bad: float, display: Display, folder: RunFolder | None) -> ImageStore:
+    """All images decoded, with a display of how far it is; what cannot be learned from is refused."""
+    try:
+        with display.decoding(len(images)) as progress:
+            store = ImageStore(images, side=_CACHE_SIDE * size, max_bad=max_bad, progress=progress)
+    except TooManyBadImagesError as error:
+        if folder is not None:
+            folder.write_json(RunFile.BAD_IMAGES, dict(error.bad))
+        raise
+    if folder is not None and store.bad:
+        folder.write_json(RunFile.BAD_IMAGES, dict(store.bad))
+    first = store[0]
+    if all(torch.equal(first, store[i]) for i in range(1, len(store))):
+        raise TooFewImagesError(
+            "there is nothing to tell apart in these images",
+            expected="many different images",
+            found=f"{len(store)} image(s)" + (", all alike" if len(store) > 1 else ""),
+            todo="check the folder; a few hundred images are a good start",
+        )
+    return store
+
+
+def score_group(masked: MaskedModel, config: RunConfig, lr: float, steps: int, start: float = 0.0) -> ParameterGroup:
+    """The scores of a mask. They never decay, and begin to learn after the share `start` of the run."""
+    rate = score_rate(masked, lr, config.momentum, steps) if config.per_tensor else lr
+    return ParameterGroup(list(masked.scores.parameters()), rate, per_tensor=config.per_tensor, start=start)
+
+
+def score_rate(masked: MaskedModel, distance: float, momentum: float, steps: int) -> float:
+    """The learning rate at its highest, if the scores of all layers together are to travel a distance in a run."""
+    # The more layers carry a mask, the less each may change.
+    layers = max(1, sum(score.dim() > 1 for score in masked.scores.parameters()))
+    # A cosine has half its height on average, and momentum adds up to 1 / (1 - momentum) times the gradient.
+    return distance / layers * (1 - momentum) / (0.5 * steps)
+
+
+def _fitted(views: ViewsConfig, model: nn.Module, size: int, display: Display) -> ViewsConfig:
+    """The views at the backbone's size; small ones in the same proportion, as far as the backbone takes that."""
+    assert views.small_size is not None
+    small = math.ceil(size * views.small_size / views.size / 8) * 8
+    if views.small and (taken := small_side(model, small, size)) != small:
+        display.say(f"small views have {taken} instead of {small} pixels a side: the backbone takes no others")
+        small = taken
+    return dataclasses.replace(views, size=size, small_size=small)
+
+
+@contextmanager
+def _place(out: str | Path | None) -> Iterator[Path]:
+    """The run folder, or one for as long as the run lasts."""
+    if out is not None:
+        yield Path(out)
+        return
+    with tempfile.TemporaryDirectory() as place:
+        yield Path(place)
+
+
+@contextmanager
+def _told_where(out: str | Path | None) -> Iterator[None]:
+    try:
+        yield
+    except InterruptedRunError as error:
+        if out is not None:
+            raise
+        raise InterruptedRunError("stopped, and nothing is kept", todo="give a run folder: out=") from error
