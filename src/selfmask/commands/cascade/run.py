@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...backbones.running import best_device
 from ...cascade.clusters import Clusters
 from ...cascade.combination import Combination, columns_of
 from ...cascade.model import CONDITIONAL, DISPATCHER, UNCONDITIONAL, Cascade, expert_name
@@ -29,6 +28,7 @@ from ...errors import ConfigError, ExpertError, MaskFileError, RunDamagedError, 
 from ...files import RunFile
 from ...masking import MaskedModel
 from ...preprocessing import Preprocessing, preprocessing_for
+from ...running import best_device
 from ...training import Processes, RunFolder, open_folder
 from ...training.stages import StagesDisplay
 from ...training.start import Start
