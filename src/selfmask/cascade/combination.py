@@ -18,6 +18,9 @@ from .config import ScaleName
 from .moments import Moments
 from .router import check_tensors
 
+CONDITIONAL, UNCONDITIONAL = "conditional", "unconditional"
+COMBINATIONS = (CONDITIONAL, UNCONDITIONAL)
+"""A cascade has one of each: for the dispatcher and the expert that is chosen, and for all."""
 _LARGEST = 127  # of a code
 _TAKEN = 1e-30  # variance; with less, a direction is not taken by any image
 _POWERS: Mapping[ScaleName, float] = {"whiten": -0.5, "none": 0.0, "eigenvalues": -1.0}

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 
 from ...backbones.running import best_device
 from ...cascade.clusters import Clusters
-from ...cascade.combination import Combination, columns_of
-from ...cascade.model import CONDITIONAL, DISPATCHER, UNCONDITIONAL, Cascade, expert_name
+from ...cascade.combination import CONDITIONAL, UNCONDITIONAL, Combination, columns_of
+from ...cascade.model import DISPATCHER, Cascade, expert_name
 from ...cascade.moments import Moments
 from ...data import Images, open_images
 from ...data.sources import SomeImages
