@@ -215,7 +215,7 @@ class Cascade(nn.Module):
 
     def fingerprint(self, variant: str) -> str:
         """A hash of all that the vectors of a variant depend on, but images and preprocessing."""
-        base = base_fingerprint(self.masked.base)
+        base = base_fingerprint(self.masked.base, self.masked.fingerprints)
         if variant == FROZEN:
             return base
         masks = [self.mask_identity(DISPATCHER)]

@@ -129,6 +129,11 @@ class MaskedModel(nn.Module):
             raise ConfigError("progress is out of range", expected="0 to 1", found=value)
         self._progress = float(value)
 
+    @property
+    def fingerprints(self) -> Fingerprints:
+        """Hashes of the base's tensors as they are: those that were taken to check masks need not be taken again."""
+        return Fingerprints() if self._converted else self._fingerprints
+
     # ---- running --------------------------------------------------------------------------------------------
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
