@@ -131,7 +131,7 @@ def _progress(job: Job, index: int) -> float:
     """How far an expert is, by its log."""
     try:
         lines = (job.expert(index) / RunFile.LOG).read_text().splitlines()
-        steps = json.loads((job.expert(index) / RunFile.CONFIG).read_text())["steps"]
+        steps = json.loads((job.expert(index) / RunFile.CONFIG).read_text())["facts"]["steps"]
         return 0.99 * float(json.loads(lines[-1])["step"]) / float(steps)
     except (OSError, ValueError, KeyError, IndexError):  # not there yet, or half written
         return 0.0
