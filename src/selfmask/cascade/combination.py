@@ -56,7 +56,7 @@ class Combination:
         covariance = moments.covariance()
         found = moments.principal(width, covariance)
         steps = (found.vectors.abs().amax(0) / _LARGEST).float()
-        codes = (found.vectors / steps).round()
+        codes = (found.vectors / steps).round().contiguous()  # as they are loaded: sums then come out the same
         rounded = codes * steps
         variances = (rounded * (covariance @ rounded)).sum(0) * (found.variances > 0)
         return Combination(codes.to(torch.int8), steps, variances.float(), (moments.mean @ rounded).float(), scale)
