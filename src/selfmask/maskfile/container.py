@@ -24,7 +24,6 @@ from torch import Tensor
 
 from ..errors import ConfigError, CorruptMaskFileError, NotAMaskFileError
 from .fingerprint import as_bytes
-from .mask import Bits
 
 PathLike = str | os.PathLike[str]
 Data = bytes | bytearray | memoryview
@@ -33,7 +32,7 @@ Source = PathLike | Data | int
 
 MAX_HEADER = 8 << 20  # a mask of 10,000 tensors needs about 2 MB; the safetensors limit of 100 MB is generous
 _MAX_RANK = 64  # as many dimensions as a tensor of PyTorch can have
-_TYPES = {  # in the order in which their tensors lie in a file, as safetensors has it: none then begins at an odd place
+_TYPES = {  # in the order in which safetensors puts their tensors: none then begins at an odd place
     **{"I64": torch.int64, "F64": torch.float64, "F32": torch.float32, "I32": torch.int32},
     **{"BF16": torch.bfloat16, "F16": torch.float16, "I16": torch.int16},
     **{"I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool},
@@ -64,8 +63,7 @@ class Container:
     def __init__(self, name: str, source: _Bytes | _File) -> None:
         self.name, self.size = name, source.size
         self._source = source
-        start = source.take(min(8, self.size))
-        header = int.from_bytes(start, "little")
+        header = int.from_bytes(source.take(min(8, self.size)).numpy(), "little")
         if self.size < 8 or header > self.size - 8:
             raise NotAMaskFileError(
                 f"{name} is not a safetensors file, or is cut off",
@@ -75,25 +73,23 @@ class Container:
             )
         if header > MAX_HEADER:
             raise CorruptMaskFileError(f"the header of {name}", expected=f"at most {MAX_HEADER} bytes", found=header)
-        self._body = self.size - 8 - header
+        text = source.take(header).numpy().tobytes()
         try:
-            self.metadata, entries = _parsed(source.take(header).tobytes())
-            self._places = _places(entries, self._body)
+            self.metadata, entries = _parsed(text)
+            self.table = _table(entries, self.size - 8 - header)
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise CorruptMaskFileError(
                 f"{name} is damaged", expected="a valid safetensors file", found=str(error)[:200] or repr(error)
             ) from error
-        self.table = {key: stored for key, (stored, _) in self._places.items()}
 
     def read(self, hashed: str | None = None) -> dict[str, Tensor]:
-        """All tensors, in memory of their own. Only once: whoever needs them twice keeps them.
+        """All tensors, each in memory of its own. Only once: whoever needs them twice keeps them.
 
         `hashed` are the words that the file's "sha256" covers besides the tensors: what does not match it is refused.
         None for files that carry no hash.
         """
         with self:
-            data = self._source.take(self._body)
-        tensors = {key: _tensor(data, stored, begin) for key, (stored, begin) in self._places.items()}
+            tensors = {key: _tensor(self._source, stored) for key, stored in self.table.items()}
         if hashed is not None:
             expected, found = str(self.metadata.get("sha256")), content_hash(hashed, tensors)
             if found != expected:
@@ -165,11 +161,12 @@ class _Bytes:
         self._data = np.frombuffer(data, np.uint8)
         self.size, self._at = self._data.size, 0
 
-    def take(self, count: int) -> Bits:
-        """The next bytes: a copy, which begins where any number may, and which nobody else writes to."""
+    def take(self, count: int) -> Tensor:
+        """The next bytes, copied: nobody else writes to them."""
         if count > self.size - self._at:
             raise ValueError("these bytes were read already")
-        part = self._data[self._at : self._at + count].copy()
+        part = torch.empty(count, dtype=torch.uint8)
+        part.numpy()[:] = self._data[self._at : self._at + count]
         self._at += count
         return part
 
@@ -201,13 +198,12 @@ class _File:
             raise
         self.size = about.st_size
 
-    def take(self, count: int) -> Bits:
+    def take(self, count: int) -> Tensor:
         """The next bytes, read into memory that is asked for once."""
-        part = np.empty(count, np.uint8)
-        done = 0
+        part, done = torch.empty(count, dtype=torch.uint8), 0
         while done < count:
             try:
-                read = self._file.readinto(part[done:].data)
+                read = self._file.readinto(part[done:].numpy().data)
             except OSError as error:
                 raise self._unreadable(error.strerror or error) from error
             if not read:
@@ -256,32 +252,30 @@ def _without_doubles(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     return fields
 
 
-def _places(entries: Mapping[str, Any], size: int) -> dict[str, tuple[Stored, int]]:
-    """Each tensor and where it begins, in the order of names: side by side they fill the file, none lies on another."""
-    places: dict[str, tuple[Stored, int]] = {}
-    spans: list[tuple[int, int]] = []
-    for key in sorted(entries):
-        fields = entries[key]
+def _table(entries: Mapping[str, Any], size: int) -> dict[str, Stored]:
+    """The tensors in the order in which they lie in the file: side by side they fill it, none lies on another."""
+    places: list[tuple[int, int, str, Stored]] = []
+    for key, fields in entries.items():
         if not isinstance(fields, dict) or set(fields) != {"dtype", "shape", "data_offsets"}:
             raise TypeError(f"{key[:100]!r} is not described as a tensor is")
         if not isinstance(fields["dtype"], str) or fields["dtype"] not in WIDTHS:
             raise ValueError(f"the type of {key[:100]!r} is none of {', '.join(WIDTHS)}")
         shape, (begin, end) = _counts(fields["shape"]), _counts(fields["data_offsets"])
-        if len(shape) > _MAX_RANK:
-            raise ValueError(f"{key[:100]!r} has {len(shape)} dimensions")
+        if len(shape) > _MAX_RANK or math.prod(max(side, 1) for side in shape) >= 1 << 60:  # though it may be empty
+            raise ValueError(f"{key[:100]!r} has a shape beyond all bounds")
         stored = Stored(fields["dtype"], shape)
         if end - begin != stored.nbytes:
             raise ValueError(f"{key[:100]!r} takes {end - begin} bytes where {stored.nbytes} are needed")
-        places[key] = stored, begin
-        spans.append((begin, end))
+        places.append((begin, end, key, stored))
+    places.sort(key=lambda place: place[:3])
     at = 0
-    for begin, end in sorted(spans):
+    for begin, end, _, _ in places:
         if begin != at:
             raise ValueError(f"{'two tensors share' if begin < at else 'no tensor has'} the bytes at {min(begin, at)}")
         at = end
     if at != size:
         raise ValueError(f"tensors of {at} bytes in a file with room for {size}")
-    return places
+    return {key: stored for _, _, key, stored in places}
 
 
 def _counts(values: object) -> tuple[int, ...]:
@@ -290,8 +284,7 @@ def _counts(values: object) -> tuple[int, ...]:
     return tuple(values)
 
 
-def _tensor(data: Bits, stored: Stored, begin: int) -> Tensor:
-    part = data[begin : begin + stored.nbytes]
-    if begin % WIDTHS[stored.dtype]:
-        part = part.copy()  # numbers begin at multiples of their width
-    return torch.from_numpy(part).view(_TYPES[stored.dtype]).view(stored.shape)
+def _tensor(source: _Bytes | _File, stored: Stored) -> Tensor:
+    if not stored.nbytes:
+        return torch.empty(stored.shape, dtype=_TYPES[stored.dtype])
+    return source.take(stored.nbytes).view(_TYPES[stored.dtype]).view(stored.shape)
