@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from ...cascade.clusters import Clusters
-from ...cascade.combination import Combination, columns_of
-from ...cascade.model import CONDITIONAL, DISPATCHER, UNCONDITIONAL, Cascade, expert_name
+from ...cascade.combination import CONDITIONAL, UNCONDITIONAL, Combination, columns_of
+from ...cascade.model import DISPATCHER, Cascade, expert_name
 from ...cascade.moments import Moments
 from ...data import open_images
 from ...embedding.vectors import embed, embed_batches
