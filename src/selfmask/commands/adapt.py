@@ -21,6 +21,7 @@ from ..objectives import Context, Objective, ObjectiveConfig, objective_named
 from ..objectives.contrast import ContrastConfig
 from ..objectives.swav import SwAVConfig
 from ..preprocessing import Preprocessing, preprocessing_for
+from ..settings import to_dict
 from ..training.config import RunConfig, preset_named
 from ..training.display import Display
 from ..training.guard import Guard
@@ -80,9 +81,13 @@ class AdaptConfig(RunConfig):
     def chosen_views(self) -> ViewsConfig:
         return self.objective.views if self.views is None else self.views
 
+    def suggested(self, part: str) -> ViewsConfig:
+        """What `views` would be, were only some of it given."""
+        assert part == "views"
+        return self.chosen_views
+
     def to_dict(self) -> dict[str, Any]:
-        objective = {"name": self.objective.name, **dataclasses.asdict(self.objective)}
-        return {**super().to_dict(), "objective": objective, "views": dataclasses.asdict(self.chosen_views)}
+        return {**super().to_dict(), "views": to_dict(self.chosen_views)}
 
 
 # `fast` helps within minutes, on any backbone, and knows whether it helped; docs/recipe.md has the why of every part.

@@ -8,6 +8,7 @@ from typing import Any, Literal, Self, get_args
 
 from ..errors import ConfigError
 from ..masking import MaskConfig
+from ..settings import to_dict
 
 Precision = Literal["auto", "float32", "bfloat16"]
 _EPOCHS = 150  # of the paper, where neither steps nor epochs are given
@@ -111,7 +112,7 @@ class RunConfig(LoopConfig):
 
     def to_dict(self) -> dict[str, Any]:
         """All settings as plain values, ready for JSON."""
-        return dataclasses.asdict(self)
+        return to_dict(self)
 
 
 def preset_named(presets: Mapping[str, Any], name: str) -> Any:

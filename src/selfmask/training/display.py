@@ -1,32 +1,44 @@
-"""What the user sees of a run: one live line in a terminal, plain lines elsewhere, nothing when quiet."""
+"""What a run tells whoever watches it; how that is shown is theirs."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
-
-from rich.console import Console, RenderableType
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.text import Text
-
-from ..objectives import Health
-
-_PLAIN_EVERY = 10.0  # seconds between plain lines
 
 Count = Callable[[int, int], None]
 
 
 class Display(Protocol):
+    """Watches one run."""
+
     def decoding(self, total: int) -> AbstractContextManager[Count | None]: ...
     def training(self, steps: int) -> AbstractContextManager[None]: ...
     def line(self, line: Mapping[str, Any]) -> None: ...
     def say(self, text: str) -> None: ...
 
 
+class StagesDisplay(Display, Protocol):
+    """Watches a job of many stages, some of which are runs."""
+
+    def stages(self, costs: Mapping[str, float], finished: Collection[str]) -> AbstractContextManager[None]:
+        """Within, stages of these names run; the cost of each is in any unit. `finished` were done before."""
+
+    def stage(self, name: str) -> AbstractContextManager[None]:
+        """Run one stage; `line`, `share` and `count` then are about it."""
+
+    def finished(self, name: str, seconds: float) -> None:
+        """A stage has ended, here or elsewhere."""
+
+    def share(self, share: float, name: str | None = None) -> None:
+        """How far a stage is, from 0 to 1: this one, or one that runs elsewhere."""
+
+    def count(self, done: int, total: int) -> None:
+        """How far this stage is, in images."""
+
+
 class QuietDisplay:
-    """Says nothing."""
+    """Says nothing, of a run or of stages."""
 
     @contextmanager
     def decoding(self, total: int) -> Iterator[Count | None]:
@@ -42,79 +54,19 @@ class QuietDisplay:
     def say(self, text: str) -> None:
         pass
 
-
-class _WithNumbers(Progress):
-    """A bar, and under it the numbers: on one line, a narrow terminal would cut off the time left."""
-
-    def get_renderables(self) -> Iterator[RenderableType]:
-        yield from super().get_renderables()
-        yield from (Text(task.description, style="dim") for task in self.tasks if task.description)
-
-
-class ConsoleDisplay:
-    """Step, loss against ln K, active share, flips, speed and time left; a bar that is drawn over in a terminal."""
-
-    def __init__(self, console: Console) -> None:
-        self.console = console
-        self._bar: Progress | None = None
-        self._steps = 0
-        self._first: tuple[int, float] | None = None  # the first step that was reported, and when
-        self._said = 0.0
-        self._quality = ""  # as last measured, which is not on every line
+    @contextmanager
+    def stages(self, costs: Mapping[str, float], finished: Collection[str]) -> Iterator[None]:
+        yield
 
     @contextmanager
-    def decoding(self, total: int) -> Iterator[Count | None]:
-        if not self.console.is_terminal:
-            yield None
-            return
-        with self._progress("decoding images", total) as bar:
-            yield lambda done, _: bar.update(bar.task_ids[0], completed=done)
+    def stage(self, name: str) -> Iterator[None]:
+        yield
 
-    @contextmanager
-    def training(self, steps: int) -> Iterator[None]:
-        self._steps, self._first, self._said = steps, None, time.monotonic()
-        if not self.console.is_terminal:
-            yield
-            return
-        try:
-            with self._progress("training", steps) as self._bar:
-                yield
-        finally:
-            self._bar = None
+    def finished(self, name: str, seconds: float) -> None:
+        pass
 
-    def _progress(self, what: str, total: int) -> Progress:
-        columns = (TextColumn(what), BarColumn(24), MofNCompleteColumn(), TimeRemainingColumn(compact=True))
-        bar = _WithNumbers(*columns, console=self.console, transient=True, speed_estimate_period=600)
-        bar.add_task("", total=total)
-        return bar
+    def share(self, share: float, name: str | None = None) -> None:
+        pass
 
-    def say(self, text: str) -> None:
-        self.console.print(text, highlight=False, markup=False, soft_wrap=True)
-
-    def line(self, line: Mapping[str, Any]) -> None:
-        text, step, now = describe(line), line["step"], time.monotonic()
-        if "trouble" in line:
-            self.say(f"step {step}: {line['trouble']}; {line['answer']}")
-        if "quality" in line:
-            self._quality = f"  quality {line['quality']:.3f}"
-        text += self._quality
-        if self._bar is not None:
-            self._bar.update(self._bar.task_ids[0], completed=step, description=text)
-            return
-        self._first = self._first or (step, now)
-        if now - self._said < _PLAIN_EVERY and step < self._steps:
-            return
-        self._said = now
-        first, start = self._first
-        left = f"  {(now - start) / (step - first) * (self._steps - step):.0f} s left" if step > first else ""
-        self.say(f"step {step}/{self._steps}  {text}{left}")
-
-
-def describe(line: Mapping[str, Any]) -> str:
-    guess = Health.of_line(line).guess
-    parts = [f"loss {line['loss']:.3f}" + (f" (ln K {guess:.2f})" if guess is not None else "")]
-    if "active" in line:
-        parts += [f"active {line['active']:.2%}", f"{line['flips']:.0f} flips/step"]
-    if "accuracy" in line:
-        parts.append(f"accuracy {line['accuracy']:.3f}")
-    return "  ".join([*parts, f"{line['images_per_second']:.0f} images/s"])
+    def count(self, done: int, total: int) -> None:
+        pass

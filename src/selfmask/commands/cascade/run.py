@@ -32,8 +32,7 @@ from ...files import RunFile
 from ...masking import MaskedModel
 from ...preprocessing import Preprocessing, preprocessing_for
 from ...training import Processes, RunFolder, open_folder
-from ...training.display import Display, QuietDisplay
-from ...training.stages import StagesDisplay
+from ...training.display import Display, QuietDisplay, StagesDisplay
 from ...training.start import Start
 from ..adapt import AdaptConfig, adapt
 from .config import CascadeConfig
@@ -65,7 +64,7 @@ def fit_cascade(
     dispatcher: a run folder or a mask file, to take instead of adapting one.
     workers: experts that are trained at a time, each in a process of its own.
     """
-    display = display or StagesDisplay(None)
+    display = display or QuietDisplay()
     if workers < 1:
         raise ConfigError("experts need a process to be trained in", expected="1 or more workers", found=workers)
     with tempfile.TemporaryDirectory() if out is None else nullcontext(str(out)) as place:

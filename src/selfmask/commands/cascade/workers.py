@@ -19,8 +19,8 @@ import torch
 from ...cascade.model import expert_name
 from ...errors import ConfigError, InterruptedRunError, RunError, SelfmaskError
 from ...files import RunFile
+from ...training.display import StagesDisplay
 from ...training.loop import stop_flag
-from ...training.stages import StagesDisplay
 from .job import Job
 from .run import train_expert
 
@@ -131,7 +131,7 @@ def _progress(job: Job, index: int) -> float:
     """How far an expert is, by its log."""
     try:
         lines = (job.expert(index) / RunFile.LOG).read_text().splitlines()
-        steps = json.loads((job.expert(index) / RunFile.CONFIG).read_text())["steps"]
+        steps = json.loads((job.expert(index) / RunFile.CONFIG).read_text())["facts"]["steps"]
         return 0.99 * float(json.loads(lines[-1])["step"]) / float(steps)
     except (OSError, ValueError, KeyError, IndexError):  # not there yet, or half written
         return 0.0
