@@ -65,7 +65,7 @@ def _parts(key: str) -> tuple[str, ...]:
     return tuple(part.strip().strip("\"'") for part in key.split("."))
 
 
-class _Loader(yaml.SafeLoader):
+class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # it has no types
     """Reads 5e-4 as a number, as everybody means it and YAML 1.2 has it."""
 
 

@@ -17,8 +17,7 @@ import re
 import reprlib
 import types
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from functools import cache
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from .errors import ConfigError
 
@@ -26,11 +25,11 @@ Path = tuple[str, ...]
 """Where a setting is: the names of the parts it lies in, and its own."""
 Tree = dict[str, Any]
 """Settings by name; those of a part are a tree of their own."""
-T = TypeVar("T")
 KIND = "name"
 """The key that says which kind of a part is meant."""
 _ENTRY = re.compile(r"(\w+(?:, \w+)*): +(.*)")
 _WILDCARDS = set("*?[")
+_hints: dict[type, dict[str, Any]] = {}
 
 
 class Words(str):
@@ -43,6 +42,8 @@ class Where:
 
     name: str = ""
     marks: Mapping[Path, str] = dataclasses.field(default_factory=dict)
+    beside: Collection[str] = ()
+    """What else can be given there, and could have been meant."""
 
     def at(self, path: Path) -> str:
         known = next((self.marks[path[:n]] for n in range(len(path), 0, -1) if path[:n] in self.marks), "")
@@ -73,11 +74,12 @@ def field_help(cls: type) -> dict[str, str]:
     return found
 
 
-@cache
 def hints_of(cls: type) -> dict[str, Any]:
     """The types of the fields of a dataclass."""
-    hints = get_type_hints(cls)
-    return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
+    if cls not in _hints:
+        hints = get_type_hints(cls)
+        _hints[cls] = {field.name: hints[field.name] for field in dataclasses.fields(cls)}
+    return _hints[cls]
 
 
 def choices_of(cls: type, name: str) -> list[str] | None:
@@ -131,7 +133,7 @@ def leaves(tree: Mapping[str, Any], path: Path = ()) -> Iterator[tuple[Path, Any
 # ---- from plain values --------------------------------------------------------------------------------------------
 
 
-def typed(start: T | type[T], values: Mapping[str, Any], where: Where | None = None) -> Tree:
+def typed(start: Any, values: Mapping[str, Any], where: Where | None = None) -> Tree:
     """The values with the types that the settings have; what does not fit is refused.
 
     start: the settings that they will change, or the class that they will make: it tells which kind of a part is meant.
@@ -172,11 +174,10 @@ def _typed(cls: type, start: Any, values: Mapping[str, Any], where: Where, path:
     return tree
 
 
-def merged(start: T | type[T], tree: Mapping[str, Any]) -> T:
-    """The settings, changed as the tree says, which `typed` has made."""
+def merged(start: Any, tree: Mapping[str, Any]) -> Any:
+    """The settings, changed as the tree says, which `typed` has made; or new ones, of a class."""
     cls, config = (start, None) if isinstance(start, type) else (type(start), start)
-    made: T = _merged(cls, config, tree)
-    return made
+    return _merged(cls, config, tree)
 
 
 def _merged(cls: type, start: Any, tree: Mapping[str, Any]) -> Any:
@@ -278,17 +279,18 @@ def _described(hint: Any) -> str:
 def _unknown(cls: type, key: str, kinds: Mapping[str, type] | None, path: Path, where: Where) -> ConfigError:
     owners = [name for name, kind in (kinds or {}).items() if key in hints_of(kind)]
     if owners:
-        own = next((name for name, kind in (kinds or {}).items() if kind is cls), "")
+        chosen = next((name for name, kind in (kinds or {}).items() if kind is cls), "")
         return ConfigError(
-            f"{own} has no setting {key!r}{where.at(path)}",
+            f"{chosen} has no setting {key!r}{where.at(path)}",
             expected=f"one of {', '.join(hints_of(cls))}",
             todo=f"{' and '.join(owners)} {'has' if len(owners) == 1 else 'have'} it: choose another, or leave it out",
         )
     names = {name: name for name in hints_of(cls)} | {".".join(deep): deep[-1] for deep in _paths(cls)}
     near = [dotted for dotted, name in names.items() if name == key]
-    near = near or difflib.get_close_matches(key, list(hints_of(cls)), n=1, cutoff=0.5)
+    own = [*hints_of(cls), *(where.beside if len(path) == 1 else ())]
+    near = near or difflib.get_close_matches(key, own, n=1, cutoff=0.5)
     near = near or [dotted for dotted, name in names.items() if difflib.get_close_matches(key, [name], cutoff=0.75)]
-    todo = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(hints_of(cls))}"
+    todo = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(own)}"
     return ConfigError(f"there is no setting {'.'.join(path)!r}{where.at(path)}", todo=todo)
 
 

@@ -46,12 +46,12 @@ class AdaptConfig(RunConfig):
 
     lr: learning rate of the scores; with `per_tensor`, how far all layers together move in the whole run.
     heads_first: share of the run in which the heads learn alone.
-    objective: what is learned, with its settings.
+    objective: what is learned.
     views: what is made of an image, by default what suits the objective; its `size` only gives the proportion of small
         crops to large ones.
     gate: hold some images out, measure on them whether the representation gets better, and keep the best point, or the
         frozen backbone: the mask is then the identity.
-    quality_every: steps between two such measurements.
+    quality_every: steps between two measurements of the gate.
     """
 
     lr: float = 50.0

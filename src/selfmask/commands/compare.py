@@ -83,16 +83,15 @@ class CompareConfig:
 
         `steps` are of runs with labels, `adapt_steps` of those without.
         """
-        common: dict[str, Any] = {"track": ()}
-        if (steps := changes.pop("adapt_steps", None)) is not None:
-            common["steps"] = steps
         own = {key: changes.pop(key) for key in GROWING if key in changes}
-        both = {field.name for field in dataclasses.fields(AdaptConfig)} - APART
-        shared = {key: value for key, value in changes.items() if key in both}
+        steps = changes.pop("adapt_steps", None)
+        known, adapting = ({field.name for field in dataclasses.fields(cls)} for cls in (TrainConfig, AdaptConfig))
+        train = {key: value for key, value in changes.items() if key in known or key not in adapting}
+        adapt = {key: value for key, value in changes.items() if key in adapting - APART}
         return CompareConfig(
             **own,
-            train=TrainConfig.preset(name, **{"track": (), **changes}),
-            adapt=AdaptConfig.preset(name, **{**common, **shared}),
+            train=TrainConfig.preset(name, **{"track": (), **train}),
+            adapt=AdaptConfig.preset(name, **{"track": (), **adapt, **({} if steps is None else {"steps": steps})}),
         )
 
     def training(self, cell: Cell) -> TrainConfig:

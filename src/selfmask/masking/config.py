@@ -19,16 +19,17 @@ NormPolicy = Literal["adapt", "frozen", "recalibrate", "anchored"]
 class MaskConfig:
     """How scores become masks, and which weights carry a score.
 
-    rule: "threshold" (m = [s > mu], the paper), "topk" (the `active_share` highest scores of each tensor) or
-        "progressive_topk" (top-k whose share falls from 1 to `active_share` as training progresses).
+    rule: how scores become a mask: "threshold" (m = [s > mu], the paper), "topk" (the `active_share` highest scores of
+        each tensor) or "progressive_topk" (top-k whose share falls from 1 to `active_share` as training progresses).
     mu: threshold of the scores; the paper proves that one learning rate subsumes it, and `s0`.
     s0: start of the scores.
     active_share: share of weights that stay on under the top-k rules.
-    score_init: "constant" (s0) or "kaiming"; by default constant, and Kaiming for plain top-k.
-    select: "auto", "paper-resnet", "paper-vit", "all", "stages:A-B" (0 is the stem) or glob patterns of names.
+    score_init: how scores start: "constant" (s0) or "kaiming"; by default constant, and Kaiming for plain top-k.
+    select: which parameters: "auto", "paper-resnet", "paper-vit", "all", "stages:A-B" (0 is the stem) or glob
+        patterns of names.
     exclude: glob patterns of parameter names to leave alone.
     fraction: only this share of each tensor's weights carries a score; the others stay on and cost no storage.
-    fraction_by: chosen at random (by the seed of the mask) or by largest magnitude.
+    fraction_by: that share is chosen at random (by the seed of the mask) or by largest magnitude.
     seed: of the random choice and of the Kaiming start.
     detach_alpha: leave alpha out of the gradient; by default it is the total derivative dL/dM.
     norm: what happens to batch-norm statistics: "adapt" (they move in train mode), "frozen",

@@ -24,7 +24,7 @@ class LoopConfig:
     warmup: share of the run in which learning rates rise linearly; they then follow a cosine to 0.
     accumulate: parts that each batch is cut into, to need less memory; gradients are added up. To SwAV every part is a
         batch of its own: it assigns within it.
-    precision: auto is bfloat16 where a GPU has it, else float32.
+    precision: of the computation; auto is bfloat16 where a GPU has it, else float32.
     compile: run the model through torch.compile.
     sync_norm: with several processes, batch norm over all their batches and not each one's own.
     workers: processes that make views ahead; by default none on a CPU, which training keeps busy, else up to 8.
