@@ -27,7 +27,7 @@ from ..preprocessing import Preprocessing
 from ..report.comparison import Cell, Comparison
 from ..settings import to_dict
 from ..training import Processes, open_folder
-from ..training.display import QuietDisplay, StagesDisplay
+from ..training.display import StagesDisplay
 from ..training.methods import MethodName, need_peft
 from .adapt import AdaptConfig, adapt
 from .train import TrainConfig, train
@@ -123,7 +123,7 @@ def compare(
     load: makes the backbone anew; methods change it.
     images, test: labelled, with the same classes; test images are only ever measured with.
     """
-    config, display = config or CompareConfig(), display or QuietDisplay()
+    config, display = config or CompareConfig(), display or StagesDisplay()
     if Processes().count > 1:
         raise ConfigError("a comparison runs in one process", todo="start it without torchrun")
     backbone = load()

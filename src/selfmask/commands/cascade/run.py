@@ -64,7 +64,7 @@ def fit_cascade(
     dispatcher: a run folder or a mask file, to take instead of adapting one.
     workers: experts that are trained at a time, each in a process of its own.
     """
-    display = display or QuietDisplay()
+    display = display or StagesDisplay()
     if workers < 1:
         raise ConfigError("experts need a process to be trained in", expected="1 or more workers", found=workers)
     with tempfile.TemporaryDirectory() if out is None else nullcontext(str(out)) as place:
