@@ -25,9 +25,9 @@ from selfmask import AdaptConfig, get_masked_model, memory_kept
 from selfmask.commands.opening import load_embedder
 from selfmask.data import ImageStore, open_images
 from selfmask.data.views import MultiCrop, ViewsConfig
-from selfmask.embedding.embed import embed
 from selfmask.embedding.features import write_features
-from selfmask.objectives import SwAV
+from selfmask.embedding.vectors import embed
+from selfmask.objectives.swav import SwAV
 from selfmask.preprocessing import Preprocessing
 from selfmask.training import LoopConfig, ParameterGroup, Processes, Steps, train
 

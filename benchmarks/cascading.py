@@ -11,12 +11,12 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from selfmask import CascadeConfig
+from selfmask import CascadeConfig, fit_cascade
 from selfmask.backbones import load_backbone
 from selfmask.cascade.model import BATCH, CONDITIONAL, DISPATCHER, UNCONDITIONAL
 from selfmask.data import SomeImages, open_images
 from selfmask.data.pixels import fit, normalised
-from selfmask.embedding.embed import embed
+from selfmask.embedding.vectors import embed
 from selfmask.preprocessing import Preprocessing
 
 from .common import Row, as_table, timed

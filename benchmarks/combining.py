@@ -25,8 +25,8 @@ from selfmask.cascade.combination import Combination
 from selfmask.cascade.model import CONDITIONAL, DISPATCHER, UNCONDITIONAL, expert_name
 from selfmask.cascade.moments import Moments
 from selfmask.data import label_split, open_images
-from selfmask.embedding.embed import embed
-from selfmask.embedding.extraction import CascadeVectors
+from selfmask.embedding.embedder import FROZEN, Embedder
+from selfmask.embedding.vectors import embed
 from selfmask.evaluation import knn_accuracy, linear_probe_fit
 
 FEW, CHOICES = 0.01, 5  # share of the labels, and how often they are chosen
@@ -45,7 +45,12 @@ class Features:
 
 def features(cascade: Cascade, split: str) -> Features:
     images, width = open_images("selfmask/fashion", split=split), cascade.width
-    first, _ = embed(CascadeVectors(cascade, [FROZEN, DISPATCHER]), images, cascade.preprocessing, batch_size=256)
+    first, _ = embed(
+        Embedder("", cascade, cascade.preprocessing, cascade.width).module([FROZEN, DISPATCHER]),
+        images,
+        cascade.preprocessing,
+        batch_size=256,
+    )
     frozen, dispatcher = first.chunk(2, 1)
     parts = [dispatcher]
     for k in range(cascade.experts):

@@ -23,7 +23,7 @@ from torch import Tensor
 from selfmask.commands.opening import load_embedder
 from selfmask.data import open_images
 from selfmask.data.splits import label_split
-from selfmask.embedding.embed import embed
+from selfmask.embedding.vectors import embed
 from selfmask.evaluation.knn import _AT_ONCE, knn_rank
 from selfmask.evaluation.probe import PENALTY, linear_probe_fit
 

@@ -26,9 +26,9 @@ from selfmask.backbones import load_backbone
 from selfmask.commands.outcome import Labelled
 from selfmask.data import open_images
 from selfmask.data.views import ViewsConfig
-from selfmask.embedding.embed import embed
+from selfmask.embedding.vectors import embed
 from selfmask.evaluation import knn_accuracy
-from selfmask.objectives import ContrastConfig
+from selfmask.objectives.contrast import ContrastConfig
 
 LOG = Path("docs/logs/recipe.jsonl")
 DEMO = "selfmask/tiny", "selfmask/fashion"

@@ -1,7 +1,9 @@
 """Settings for all tests."""
 
 import os
+import random
 
+import numpy as np
 import pytest
 import torch
 
@@ -9,6 +11,14 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     # Workers share the cores; threads that wait for each other would make every test several times slower.
     os.environ["OMP_NUM_THREADS"] = "1"
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    """What a test draws at random is the same every time, whatever ran before it."""
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
 
 
 @pytest.fixture(autouse=True, scope="session")

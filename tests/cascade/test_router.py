@@ -18,7 +18,7 @@ from torch import Tensor
 from selfmask.backbones import load_backbone
 from selfmask.cascade.clusters import Clusters
 from selfmask.cascade.router import Router
-from selfmask.embedding.embed import embed
+from selfmask.embedding.vectors import embed
 from selfmask.errors import ClusterError, ConfigError, CorruptCascadeError, RunDamagedError
 
 from .small import as_numpy, cascade_config, clothes
@@ -51,7 +51,7 @@ def test_components_are_white_and_those_of_numpy(vectors: Tensor) -> None:
 
 @pytest.mark.parametrize("kind", ["gmm", "kmeans"])
 def test_it_routes_as_scikit_learn_does(vectors: Tensor, kind: str) -> None:
-    router = Router.fit(vectors, cascade_config(components=10, experts=5, router=kind, seed=3))
+    router = Router.fit(vectors, cascade_config(components=10, experts=5, router=kind), seed=3)
     z = as_numpy((torch.nn.functional.normalize(vectors, dim=1) - router.mean) @ router.components)
     if kind == "gmm":
         oracle = GaussianMixture(5, covariance_type="full", random_state=3, max_iter=300).fit(z)
@@ -100,7 +100,7 @@ def test_one_expert_takes_all(vectors: Tensor) -> None:
 
 
 def test_the_same_seed_gives_the_same_router(vectors: Tensor) -> None:
-    first, second = (Router.fit(vectors, cascade_config(experts=5, seed=1)).tensors() for _ in range(2))
+    first, second = (Router.fit(vectors, cascade_config(experts=5), seed=1).tensors() for _ in range(2))
     assert all(torch.equal(value, second[name]) for name, value in first.items())
 
 

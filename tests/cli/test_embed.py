@@ -15,7 +15,7 @@ from selfmask.backbones import load_backbone
 from selfmask.cli.embed import embed
 from selfmask.cli.evaluate import evaluate
 from selfmask.data import open_images
-from selfmask.embedding.embed import embed as embed_images
+from selfmask.embedding.vectors import embed as embed_images
 from selfmask.errors import LabelsError
 from selfmask.evaluation import knn_accuracy
 

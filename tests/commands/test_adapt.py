@@ -181,7 +181,7 @@ def test_a_model_without_vectors_is_refused() -> None:
 
 def test_resuming_with_other_settings_or_images_says_what_differs(tmp_path: Path) -> None:
     run(Clothes(), tmp_path / "run")
-    with pytest.raises(RunMismatchError, match=r"adapt.lr = 300.0[\s\S]*adapt.lr = 7.0"):
+    with pytest.raises(RunMismatchError, match=r"config.lr = 300.0[\s\S]*config.lr = 7.0"):
         run(Clothes(), tmp_path / "run", resume=True, changes={"steps": 3, "lr": 7.0})
     with pytest.raises(RunMismatchError, match="data = "):
         run(Clothes(40), tmp_path / "run", resume=True)

@@ -20,11 +20,11 @@ import pytest
 import torch
 from torch import nn
 
-from selfmask import AdaptConfig, Cascade, CascadeConfig, MaskedModel, adapt, get_masked_model
+from selfmask import AdaptConfig, Cascade, CascadeConfig, MaskedModel, adapt, fit_cascade, get_masked_model
 from selfmask.commands.cascade.job import Job, check_memory
 from selfmask.commands.cascade.run import collect, prepare, train_expert
 from selfmask.data import SomeImages
-from selfmask.data.identity import content_of
+from selfmask.data.identity import identity
 from selfmask.errors import (
     BadImageError,
     ClusterError,
@@ -88,8 +88,8 @@ def test_it_leaves_a_file_numbers_and_a_report(whole: Path) -> None:
     assert page.count("<img") >= EXPERTS * 4
     for k in range(EXPERTS):
         expert = read(whole / f"experts/{k}/config.json")
-        assert expert["steps"] == 6  # as many as the dispatcher took
-        assert expert["start"] == Start.of(whole / "dispatcher").identity(network())
+        assert expert["facts"]["steps"] == 6  # as many as the dispatcher took
+        assert expert["facts"]["start"] == Start.of(whole / "dispatcher").identity(network())
 
 
 def test_without_a_folder_it_leaves_nothing(tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -447,7 +447,7 @@ def test_labels_of_any_kind_or_none(tmp_path: Path, whole: Path, labels: list[in
     images.classes = None
     out = copied(whole, tmp_path / "run")
     began = read(out / "config.json")
-    (out / "config.json").write_text(json.dumps(began | {"content": content_of(images)}))
+    (out / "config.json").write_text(json.dumps(began | {"facts": began["facts"] | {"content": identity(images)[:16]}}))
     collect(dataclasses.replace(job(out), images=images), StagesDisplay())
     page = (out / "report.html").read_text()
     assert ("most common of the cluster" in page) == (labels is not None and labels[0] > 0)

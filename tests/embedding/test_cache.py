@@ -1,6 +1,7 @@
 """Features are computed once for the same images and the same model, and again for any other."""
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,13 +12,13 @@ from PIL import Image
 from torch.utils.data import Dataset, TensorDataset
 
 from selfmask import MaskConfig, MaskedModel, get_masked_model
-from selfmask.data import Images, open_images
+from selfmask.data import Images, SomeImages, open_images
 from selfmask.data.identity import identity
 from selfmask.data.sources import ArrayImages
 from selfmask.embedding.cache import FeatureCache, Vectors, cache_folder
-from selfmask.embedding.embed import embed
 from selfmask.embedding.embedder import Embedder
-from selfmask.embedding.extraction import extract, fingerprints
+from selfmask.embedding.extraction import extract
+from selfmask.embedding.vectors import embed
 from selfmask.errors import EvaluationError
 
 from .samples import HOW, pictures, tiny
@@ -85,17 +86,17 @@ def test_masks_of_one_backbone_share_its_features(cache: FeatureCache, photos: P
 
 def test_whatever_the_vectors_depend_on_changes_the_key() -> None:
     plain = Counted().embedder
-    base = fingerprints(plain)["frozen"]
-    seen = {base, *(fingerprints(Counted(seed).embedder)["mask"] for seed in (1, 2))}
-    assert fingerprints(Counted(1).embedder)["frozen"] == base
+    base = plain.fingerprint("frozen")
+    seen = {base, *(Counted(seed).embedder.fingerprint("mask") for seed in (1, 2))}
+    assert Counted(1).embedder.fingerprint("frozen") == base
     how = HOW.__class__((32, 32), HOW.mean, HOW.std, "bilinear")
-    seen.add(fingerprints(Embedder("tiny", plain.model, how, 256))["frozen"])
+    seen.add(Embedder("tiny", plain.model, how, 256).fingerprint("frozen"))
     other = tiny()
     next(other.parameters()).data[0] += 1e-3
-    seen.add(fingerprints(Embedder("tiny", other, HOW, 256))["frozen"])
+    seen.add(Embedder("tiny", other, HOW, 256).fingerprint("frozen"))
     other = tiny()
     other.add_module("more", torch.nn.ReLU())  # no weights, but another network
-    seen.add(fingerprints(Embedder("tiny", other, HOW, 256))["frozen"])
+    seen.add(Embedder("tiny", other, HOW, 256).fingerprint("frozen"))
     assert len(seen) == 6
 
 
@@ -110,16 +111,24 @@ def test_any_changed_file_is_noticed(cache: FeatureCache, photos: Path) -> None:
     Image.fromarray(pixels ^ 1).save(photos / "other.png", compress_level=0)
     extract(model.embedder, open_images(photos), cache=cache)
     assert model.seen == 11 + 12
-    # The same size and the same time of its content, as an archive may set it: the file system knows better.
+    # The content alone counts: not when it was written, and also where size and time are the same.
     (photos / "other.png").unlink()
-    first = identity(open_images(photos))
+    first, size = identity(open_images(photos)), file.stat().st_size
     os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
-    second = identity(open_images(photos))
-    size = file.stat().st_size
+    assert identity(open_images(photos)) == first
     Image.fromarray(pixels ^ 1).save(file, compress_level=0)
-    assert file.stat().st_size == size
     os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
-    assert len({first, second, identity(open_images(photos))}) == 3
+    assert file.stat().st_size == size
+    assert identity(open_images(photos)) != first
+
+
+def test_the_same_images_elsewhere_are_the_same_images(photos: Path, tmp_path: Path) -> None:
+    moved = shutil.copytree(photos, tmp_path / "elsewhere")
+    assert identity(open_images(moved)) == identity(open_images(photos))
+    (moved / "0003.png").rename(moved / "first.png")
+    assert identity(open_images(moved)) != identity(open_images(photos))
+    some = SomeImages(open_images(photos), [1, 2])
+    assert identity(some) != identity(SomeImages(open_images(photos), [1, 3]))
 
 
 class Photos(Dataset[torch.Tensor]):

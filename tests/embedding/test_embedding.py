@@ -13,10 +13,9 @@ from timm.data import create_transform
 from torch import Tensor, nn
 
 from selfmask import MaskConfig, get_masked_model
-from selfmask.data import open_images
+from selfmask.data import open_images, pixels
 from selfmask.data.pixels import fit
-from selfmask.embedding import embed as embedding
-from selfmask.embedding.embed import embed, embed_batches
+from selfmask.embedding.vectors import embed, embed_batches
 from selfmask.errors import BadImageError, ConfigError, NotABackboneError
 from selfmask.preprocessing import Preprocessing
 
@@ -89,13 +88,13 @@ def test_fit_covers_a_target_that_is_not_square() -> None:
 
 def test_a_thread_of_an_image_does_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = []
-    original = embedding.image_functions.resize
+    original = pixels.image_functions.resize
 
     def resize(images: Tensor, size: Sequence[int], *rest: object, **options: object) -> Tensor:
         sizes.append(size[0] * size[1])
         return original(images, size, *rest, **options)
 
-    monkeypatch.setattr(embedding.image_functions, "resize", resize)
+    monkeypatch.setattr(pixels.image_functions, "resize", resize)
     found = fit(torch.full((3, 2, 50_000), 7, dtype=torch.uint8), Preprocessing((224, 224), (), (), "bilinear"))
     assert max(sizes) <= 4 * 224 * 224
     assert found.shape == (3, 224, 224)

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from selfmask.data import Images, open_images
 from selfmask.embedding import features
-from selfmask.embedding.embed import embed
 from selfmask.embedding.embedder import Embedder
 from selfmask.embedding.features import Written, write_features
+from selfmask.embedding.vectors import embed
 from selfmask.errors import BadImageError, EvaluationError, FeaturesWriteError, MissingExtraError
 
 from .samples import HOW, embedder, pictures, tiny
@@ -129,7 +129,7 @@ import torch
 torch.set_num_threads(1)
 from tests.embedding.samples import embedder
 from tests.embedding.test_features import Numbered
-from selfmask import features
+from selfmask.embedding import features
 features._PART = 16
 class Slow(Numbered):
     def load(self, i, *, near=None):

@@ -12,7 +12,7 @@ from selfmask.backbones import load_backbone
 from selfmask.backbones.running import best_device
 from selfmask.commands.opening import load_embedder
 from selfmask.data import open_images
-from selfmask.embedding.embed import embed
+from selfmask.embedding.vectors import embed
 from selfmask.errors import EmbedderError, NotAMaskFileError, WrongBaseError
 from selfmask.preprocessing import Preprocessing
 
@@ -140,20 +140,23 @@ def test_what_is_nothing_at_all(tmp_path: Path) -> None:
 def test_fingerprints_tell_models_apart(tmp_path: Path, weights: Path) -> None:
     finished_run(tmp_path / "run", weights)
     finished_run(tmp_path / "other", weights, OTHER)
-    plain = load_embedder(NAME, weights=weights).fingerprint
-    run = load_embedder(tmp_path / "run").fingerprint
-    assert run == load_embedder(tmp_path / "run/mask.smn", weights=weights).fingerprint
-    assert len({plain, run, load_embedder(tmp_path / "other").fingerprint}) == 3
+    plain = load_embedder(NAME, weights=weights).fingerprint("frozen")
+    run = load_embedder(tmp_path / "run").fingerprint("mask")
+    assert run == load_embedder(tmp_path / "run/mask.smn", weights=weights).fingerprint("mask")
+    assert plain == load_embedder(tmp_path / "run").fingerprint("frozen")
+    assert len({plain, run, load_embedder(tmp_path / "other").fingerprint("mask")}) == 3
     moved = load_embedder(tmp_path / "run")
     assert isinstance(moved.model, MaskedModel)
     moved.model.recalibrate([torch.randn(8, 3, 32, 32)])
-    assert moved.fingerprint != run
+    assert moved.fingerprint("mask") != run
 
 
 def test_models_are_where_the_fastest_device_is(tmp_path: Path, weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert best_device().type == ("cuda" if torch.cuda.is_available() else "cpu")
     finished_run(tmp_path / "run", weights)
-    monkeypatch.setattr("selfmask.loading.best_device", lambda: torch.device("meta"))  # a device every machine has
+    monkeypatch.setattr(
+        "selfmask.embedding.loading.best_device", lambda: torch.device("meta")
+    )  # a device every machine has
     for what in (NAME, tmp_path / "run", tmp_path / "run/mask.smn"):
         model = load_embedder(what, weights=weights).model
         assert {value.device.type for value in model.state_dict().values()} == {"meta"}

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from selfmask import MaskConfig, get_masked_model
+from selfmask.commands.evaluate import features_of
 from selfmask.data import Images, open_images
 from selfmask.data.partition import open_parts
 from selfmask.data.sources import ArrayImages
@@ -16,7 +17,7 @@ from selfmask.embedding.embedder import Embedder
 from selfmask.errors import EvaluationError, HeadError, LabelsError
 from selfmask.evaluation import knn_accuracy, linear_probe, linear_probe_fit
 from selfmask.evaluation.inputs import Told
-from selfmask.evaluation.measuring import Evaluation, Features, evaluate, features_of, label_splits
+from selfmask.evaluation.measuring import Evaluation, Features, evaluate, label_splits
 from selfmask.evaluation.protocols import PROTOCOLS, Prediction, Settings, Task, protocols_of
 from selfmask.objectives.heads import LinearHead
 from selfmask.report.evaluation import render
@@ -214,7 +215,16 @@ def test_the_page_of_many_classes_stays_small() -> None:
     classes = [f"$class_{i}^" for i in range(300)]
     truth = torch.arange(300).repeat(2)
     rows = torch.randn(300, 64)[truth] + torch.randn(600, 64)
-    features = Features({"frozen": rows}, truth, {"frozen": rows.flip(0)}, truth.flip(0), classes, 2, False)
+    features = Features(
+        {"frozen": rows},
+        truth,
+        {"frozen": rows.flip(0)},
+        truth.flip(0),
+        classes,
+        2,
+        False,
+        {"frozen": "frozen backbone"},
+    )
     page = render(evaluate("x", features, ["knn"], Settings(k=2)), "y")
     assert len(page) < 500_000
     assert "The 40 worst of 300 classes" in page

@@ -100,16 +100,16 @@ def array(tensor: Tensor) -> Array:
 @pytest.mark.parametrize("settings", [{"kinship": 0.0}, {"kinship": 0.5}, {"kinship": 0.3, "temperature": 0.5}])
 def test_loss_equals_the_oracle(sides: tuple[int, ...], settings: dict[str, float]) -> None:
     contrast, model, batch = objective(**settings), backbone(), views(sides)
-    loss, metrics = contrast.loss(model, batch, 0.0)
+    loss, health = contrast.loss(model, batch, 0.0)
     features = np.stack([array(model(view)) for view in batch])
     weight, bias = (array(p) for p in contrast.projector.parameters())
     targets = naive_targets(array(backbone(seed=9)(batch[0])), array(contrast.centre), contrast.config)
     assert loss.item() == pytest.approx(
         naive_loss(features, weight, bias, targets, contrast.config.temperature), rel=1e-5
     )
-    assert metrics["ln_k"] == pytest.approx(math.log(IMAGES))
+    assert health.guess == pytest.approx(math.log(IMAGES))
     z = np.stack([unit(weight @ row + bias) for view in features for row in view])
-    assert float(metrics["spread"]) == pytest.approx(1 - float((z.mean(0) ** 2).sum()), rel=1e-5)
+    assert float(health.spread) == pytest.approx(1 - float((z.mean(0) ** 2).sum()), rel=1e-5)
 
 
 @pytest.mark.parametrize("kinship", [0.0, 0.5])
@@ -203,18 +203,18 @@ def test_with_a_masked_model_the_base_says_what_is_alike() -> None:
 def test_spread_is_nothing_for_identical_vectors() -> None:
     contrast = objective(nn.Identity())
     same = torch.randn(1, FEATURES).expand(IMAGES, -1)
-    _, metrics = contrast.loss(nn.Identity(), [same, same], 0.0)
-    assert float(metrics["spread"]) == pytest.approx(0, abs=1e-6)
-    _, metrics = contrast.loss(nn.Identity(), [torch.randn(IMAGES, FEATURES) for _ in range(2)], 0.0)
-    assert float(metrics["spread"]) > 0.3
+    _, health = contrast.loss(nn.Identity(), [same, same], 0.0)
+    assert float(health.spread) == pytest.approx(0, abs=1e-6)
+    _, health = contrast.loss(nn.Identity(), [torch.randn(IMAGES, FEATURES) for _ in range(2)], 0.0)
+    assert float(health.spread) > 0.3
 
 
 def test_identical_vectors_have_the_loss_of_a_guess() -> None:
     same = torch.randn(1, FEATURES).expand(IMAGES, -1)
-    loss, metrics = objective(backbone(seed=9)).loss(
+    loss, health = objective(backbone(seed=9)).loss(
         lambda images: same.repeat(len(images) // IMAGES, 1), views(TWO), 0.0
     )
-    assert loss.item() == pytest.approx(metrics["ln_k"], rel=1e-5)
+    assert loss.item() == pytest.approx(health.guess, rel=1e-5)
 
 
 def test_sixteen_bit_autocast_reaches_the_backbone_only() -> None:
@@ -234,9 +234,9 @@ def test_sixteen_bit_autocast_reaches_the_backbone_only() -> None:
 def _run(sides: tuple[int, ...], kinship: float, mine: slice = slice(None)) -> dict[str, Tensor]:
     """Loss, and gradients averaged over processes as distributed training does."""
     contrast, model = objective(kinship=kinship), backbone()
-    loss, metrics = contrast.loss(model, [view[mine] for view in views(sides, 2 * IMAGES)], 0.0)
+    loss, health = contrast.loss(model, [view[mine] for view in views(sides, 2 * IMAGES)], 0.0)
     loss.backward()
-    parts = {"loss": loss.detach().clone(), "ln_k": torch.tensor(metrics["ln_k"])}
+    parts = {"loss": loss.detach().clone(), "ln_k": torch.tensor(health.guess)}
     for prefix, module in (("model", model), ("heads", contrast)):
         parts |= {f"{prefix}.{name}": p.grad for name, p in module.named_parameters() if p.grad is not None}
     if dist.is_initialized():

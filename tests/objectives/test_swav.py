@@ -17,8 +17,8 @@ import torch.multiprocessing as mp
 from torch import Tensor, nn
 
 from selfmask.errors import ConfigError
-from selfmask.objectives import Objective, SwAV, SwAVConfig
-from selfmask.objectives.swav import run_by_size, sinkhorn
+from selfmask.objectives import Objective
+from selfmask.objectives.swav import SwAV, SwAVConfig, run_by_size, sinkhorn
 
 from . import small
 
@@ -104,14 +104,14 @@ def test_loss_and_queue_equal_the_oracle_through_a_run() -> None:
     used = []
     for step, views in enumerate(batches(8)):
         expected, assignments = naive.loss(features_of(model, views), step / 8)
-        loss, metrics = swav.loss(model, views, step / 8)
+        loss, health = swav.loss(model, views, step / 8)
         assert loss.item() == pytest.approx(expected, rel=1e-5)
-        assert metrics["ln_k"] == pytest.approx(math.log(5))
+        assert health.guess == pytest.approx(math.log(5))
         entropy = -(assignments * np.log(assignments)).sum(-1).mean()
-        assert float(metrics["assignment_entropy"]) == pytest.approx(entropy, rel=1e-4)
+        assert float(health.more["assignment_entropy"]) == pytest.approx(entropy, rel=1e-4)
         chosen = set(assignments.argmax(-1).ravel().tolist())
-        assert float(metrics["prototypes_used"]) == pytest.approx(len(chosen) / 5)
-        used.append(metrics["queue_used"])
+        assert float(health.more["prototypes_used"]) == pytest.approx(len(chosen) / 5)
+        used.append(health.more["queue_used"])
         for view in range(2):
             held = swav.queue[view].numpy()
             np.testing.assert_allclose(
@@ -241,11 +241,11 @@ def test_prototypes_lie_on_the_sphere_before_every_step_and_rest_at_first() -> N
     optimizer = torch.optim.SGD(swav.parameters(), lr=1.0, momentum=0.9, weight_decay=0.1)
     for step, views in enumerate(batches(6)):
         optimizer.zero_grad()
-        swav.before_step()
+        swav.before_step(model, 0.0)
         before = swav.prototypes.weight.detach().clone()
         torch.testing.assert_close(before.norm(dim=1), torch.ones(5))
         swav.loss(model, views, step / 6)[0].backward()
-        swav.after_backward(step / 6)
+        swav.after_backward(model, step / 6)
         optimizer.step()
         moved = not torch.equal(swav.prototypes.weight, before)
         assert moved == (step >= 3)  # frozen for half of the run
@@ -282,7 +282,7 @@ def test_a_run_goes_on_exactly_from_its_state() -> None:
     model, run = backbone(), objective()
 
     def step(swav: SwAV, index: int) -> Tensor:
-        swav.before_step()
+        swav.before_step(model, 0.0)
         loss, _ = swav.loss(model, batches(8)[index], index / 8)
         return loss.detach()
 
@@ -319,10 +319,10 @@ def test_the_loss_falls_when_it_is_followed() -> None:
     for step in range(60):
         views = [images[..., :size, :size] + 0.1 * torch.randn(16, 3, size, size) for size in SIZES]
         optimizer.zero_grad()
-        swav.before_step()
+        swav.before_step(model, 0.0)
         loss, _ = swav.loss(model, views, step / 60)
         loss.backward()
-        swav.after_backward(step / 60)
+        swav.after_backward(model, step / 60)
         optimizer.step()
         losses.append(loss.item())
     assert np.mean(losses[-5:]) < 0.6 * np.mean(losses[:5])
@@ -339,8 +339,8 @@ def _run(views: list[list[Tensor]]) -> dict[str, Tensor]:
     losses = []
     for index, batch in enumerate(views):
         optimizer.zero_grad()
-        swav.before_step()
-        loss, metrics = swav.loss(model, batch, index / len(views))
+        swav.before_step(model, 0.0)
+        loss, health = swav.loss(model, batch, index / len(views))
         loss.backward()
         mean = loss.detach().clone()
         if dist.is_initialized():
@@ -348,9 +348,9 @@ def _run(views: list[list[Tensor]]) -> dict[str, Tensor]:
                 dist.all_reduce(tensor)
                 tensor /= dist.get_world_size()
         losses.append(mean)
-        swav.after_backward(index / len(views))
+        swav.after_backward(model, index / len(views))
         optimizer.step()
-    assert metrics["queue_used"] == 1
+    assert health.more["queue_used"] == 1
     return {**swav.state_dict(), **model.state_dict(), "losses": torch.stack(losses)}
 
 

@@ -18,7 +18,8 @@ from PIL import Image
 from torch import Tensor
 
 from selfmask.errors import ConfigError, SelfmaskError
-from selfmask.report import NeighbourLabels, Neighbours, ReportData, write_report
+from selfmask.report.examples import NeighbourLabels, Neighbours
+from selfmask.report.page import ReportData, write_report
 
 NAN = float("nan")
 VOID = {"meta", "img", "br"}

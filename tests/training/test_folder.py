@@ -18,7 +18,7 @@ CONFIG = {"steps": 3, "views": {"size": 32, "scale": (0.1, 1.0)}}
 
 def open_run(path: Path, resume: bool = False, **changes: object) -> RunFolder:
     folder = RunFolder(path, resume=resume)
-    folder.begin(CONFIG | changes)
+    folder.begin({"verb": "adapt"}, CONFIG | changes, {"data": "of these images"})
     return folder
 
 
@@ -29,7 +29,7 @@ def finished_run(path: Path) -> None:
 
 def test_a_new_run_says_what_it_is(tmp_path: Path) -> None:
     with open_run(tmp_path / "a" / "run") as folder:
-        assert json.loads((folder.path / "config.json").read_text())["steps"] == 3
+        assert json.loads((folder.path / "config.json").read_text())["config"]["steps"] == 3
         assert json.loads((folder.path / "environment.json").read_text())["packages"]["torch"] in torch.__version__
         assert folder.result is None
 
@@ -44,13 +44,13 @@ def test_resuming_with_the_same_settings_is_fine_and_with_others_says_which(tmp_
     finished_run(tmp_path)
     open_run(tmp_path, resume=True).close()
     with pytest.raises(RunMismatchError, match=r"views.size = 32[\s\S]*views.size = 64"):
-        RunFolder(tmp_path, resume=True).begin(CONFIG | {"views": {"size": 64, "scale": (0.1, 1.0)}})
+        open_run(tmp_path, resume=True, views={"size": 64, "scale": (0.1, 1.0)})
 
 
 def test_a_run_that_has_saved_nothing_can_be_begun_with_other_settings(tmp_path: Path) -> None:
     open_run(tmp_path).close()
     open_run(tmp_path, steps=5).close()
-    assert json.loads((tmp_path / "config.json").read_text())["steps"] == 5
+    assert json.loads((tmp_path / "config.json").read_text())["config"]["steps"] == 5
 
 
 def test_resuming_nothing_begins(tmp_path: Path) -> None:

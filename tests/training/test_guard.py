@@ -18,7 +18,7 @@ from selfmask.commands.adapt import AdaptResult
 from selfmask.data import ImageStore, open_images
 from selfmask.data.views import MultiCrop, ViewsConfig
 from selfmask.errors import ConfigError, InterruptedRunError, TooFewImagesError
-from selfmask.objectives import SwAV
+from selfmask.objectives.swav import SwAV
 from selfmask.training import Guard, LoopConfig, ParameterGroup, Processes, RunFolder, Steps, train
 from selfmask.training.display import QuietDisplay
 from selfmask.training.guard import GENTLER
@@ -207,9 +207,29 @@ def test_without_a_gate_nobody_says_whether_it_helped() -> None:
     assert "kept" not in result.result
 
 
-def test_a_gate_needs_a_start_that_is_the_frozen_backbone() -> None:
-    with pytest.raises(ConfigError, match=r"all weights on[\s\S]*50.0%[\s\S]*threshold"):
-        run(fast(mask=MaskConfig(rule="topk", active_share=0.5)))
+@pytest.mark.parametrize("share", [0.05, 0.5])
+def test_a_rule_that_starts_with_weights_off_falls_back_to_the_frozen_backbone(tmp_path: Path, share: float) -> None:
+    """Not to its own start, whose random half of the weights is worse than all of them."""
+    settings = fast(steps=4, mask=MaskConfig(rule="topk", active_share=share))
+    for resume in (False, True):
+        base = network()
+        result = run(settings, base, out=tmp_path / "run", resume=resume)
+        assert result.result["kept"] == "identity"
+        assert result.result["quality_before"] == result.result["quality_after"]
+        assert_frozen(result.model, base)
+    assert_frozen(MaskedModel.from_pretrained(network(), tmp_path / "run" / "mask.smn"), network())
+
+
+def test_a_rule_that_starts_with_weights_off_is_kept_where_it_is_better(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And its start, far below the frozen backbone, is not taken for something that was lost."""
+    qualities = iter([0.1, 0.5, 0.2, 0.4, 0.6, 0.55])  # the start, the frozen backbone, then every step
+    monkeypatch.setattr("selfmask.training.quality.Quality.__call__", lambda _: next(qualities))
+    topk = MaskConfig(rule="topk", active_share=0.5)
+    result = run(config(steps=4, log_every=1, quality_every=1, gate=True, mask=topk))
+    assert (result.result["kept"], result.result["best_step"]) == ("mask", 3)
+    assert (result.result["quality_before"], result.result["quality_after"]) == (0.5, 0.6)
+    assert result.result["troubles"] == []
+    assert result.model.sparsity()["total"] == pytest.approx(0.5, abs=0.01)
 
 
 @pytest.mark.parametrize("wrong", [{"quality_every": 0}, {"log_every": 2, "quality_every": 3}])
@@ -322,19 +342,19 @@ def guarded(
     """Training that switches weights off; quality is best when so many are left. A checkpoint every third step."""
     settings, processes = config(), Processes()
     masked = get_masked_model(network(), settings.mask)
-    objective = SwAV(16, settings.swav, seed=1)
+    objective = SwAV(16, settings.objective, seed=1)
     store = ImageStore(open_images(Clothes()), side=32)
-    batches = Steps(store, MultiCrop(settings.views, HOW), batch_size=8, seed=0, processes=processes)
+    batches = Steps(store, MultiCrop(settings.chosen_views, HOW), batch_size=8, seed=0, processes=processes)
     groups = [
         ParameterGroup(list(masked.scores.parameters()), 300.0),
         ParameterGroup(list(objective.parameters()), 0.15),
     ]
     guard = Guard(lambda: 1 - 2 * abs(masked.sparsity()["total"] - best_share), every=1)
     with RunFolder(path, resume=resume) as folder:
-        folder.begin({})
-        loop = LoopConfig(steps=12, log_every=1, checkpoint_every=3)
+        folder.begin({}, {}, {})
+        loop = LoopConfig(log_every=1, checkpoint_every=3)
         reports = [] if watch is None else [lambda line: watch(masked, line)]
-        train(masked, objective, groups, batches, loop, folder, processes, reports, guard)
+        train(masked, objective, groups, batches, 12, loop, folder, processes, reports, guard)
     return masked, guard
 
 

@@ -18,7 +18,9 @@ from selfmask.commands.adapt import AdaptResult
 from selfmask.data import ImageStore, open_images
 from selfmask.data.views import MultiCrop
 from selfmask.errors import ConfigError, DivergedRunError, InterruptedRunError
-from selfmask.objectives import SwAV
+from selfmask.objectives.heads import LinearHead
+from selfmask.objectives.supervised import Supervised
+from selfmask.objectives.swav import SwAV
 from selfmask.training import LoopConfig, ParameterGroup, Processes, Steps, train
 from selfmask.training.display import QuietDisplay
 from selfmask.training.schedule import cosine
@@ -57,8 +59,8 @@ def test_it_does_what_a_plain_loop_does() -> None:
 
     def parts() -> tuple[Any, SwAV, Steps]:
         masked = get_masked_model(network(), settings.mask)
-        objective = SwAV(16, settings.swav, seed=1)
-        views = MultiCrop(settings.views, HOW)
+        objective = SwAV(16, settings.objective, seed=1)
+        views = MultiCrop(settings.chosen_views, HOW)
         return masked, objective, Steps(store, views, batch_size=8, seed=0, processes=processes)
 
     masked, objective, batches = parts()
@@ -66,13 +68,13 @@ def test_it_does_what_a_plain_loop_does() -> None:
         ParameterGroup(list(masked.scores.parameters()), 300.0),
         ParameterGroup(list(objective.parameters()), 0.15, 1e-6),
     ]
-    train(masked, objective, groups, batches, LoopConfig(steps=8), None, processes)
+    train(masked, objective, groups, batches, 8, LoopConfig(), None, processes)
 
     plain, heads, batches = parts()
     plain.train()
     momentum: dict[nn.Parameter, torch.Tensor] = {}
     for step in range(8):
-        heads.before_step()
+        heads.before_step(plain, step / 8)
         loss, _ = heads.loss(plain, batches[step], step / 8)
         parameters = [*plain.scores.parameters(), *heads.parameters()]
         gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
@@ -96,17 +98,14 @@ def test_it_does_what_a_plain_loop_does() -> None:
 
 def test_accumulating_gradients_adds_them_up() -> None:
     """With a loss that is a mean over images, parts of a batch give the gradient of the whole."""
-    from selfmask.objectives.heads import LinearHead
-    from selfmask.objectives.supervised import Supervised
-
     weights = []
     for accumulate in (1, 4):
         store, processes = ImageStore(open_images(Clothes()), side=32), Processes()
-        views = MultiCrop(config().views, HOW)
+        views = MultiCrop(config().chosen_views, HOW)
         batches = Steps(store, views, batch_size=8, seed=0, processes=processes, with_labels=True)
         model, objective = network(norm=False), Supervised(LinearHead(16, [str(i) for i in range(10)]))
         groups = [ParameterGroup([*model.parameters(), *objective.parameters()], 0.1)]
-        train(model, objective, groups, batches, LoopConfig(steps=4, accumulate=accumulate), None, processes)
+        train(model, objective, groups, batches, 4, LoopConfig(accumulate=accumulate), None, processes)
         weights.append(model[0].weight)
     torch.testing.assert_close(weights[0], weights[1])
 
@@ -230,10 +229,10 @@ def test_the_log_tells_how_many_weights_flipped(tmp_path: Path) -> None:
 
 
 WRONG: list[dict[str, Any]] = [
-    {"steps": 0},
-    {"steps": 5, "accumulate": 0},
-    {"steps": 5, "checkpoint_every": 15},
-    {"steps": 5, "precision": "bf16"},
+    {"accumulate": 0},
+    {"checkpoint_every": 15},
+    {"precision": "bf16"},
+    {"seed": -1},
 ]
 
 

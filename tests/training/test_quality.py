@@ -170,7 +170,7 @@ def test_it_is_worse_with_stronger_distortion_and_with_damage() -> None:
 def test_how_many_images_are_run_at_once_makes_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
     clean, distorted = pictures()
     whole = Quality(tiny(), clean, distorted)()
-    monkeypatch.setattr("selfmask.quality._AT_ONCE", 16)
+    monkeypatch.setattr("selfmask.training.quality._AT_ONCE", 16)
     assert Quality(tiny(), clean, distorted)() == pytest.approx(whole, abs=1e-3)
 
 

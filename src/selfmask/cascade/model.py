@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from ..backbones.running import as_vectors
 from ..data import open_images
-from ..embedding.embed import Progress, embed
 from ..embedding.embedder import FROZEN, base_fingerprint
+from ..embedding.vectors import Progress, embed
 from ..errors import ConfigError, CorruptCascadeError
 from ..maskfile import Fingerprints
 from ..masking import MaskedModel

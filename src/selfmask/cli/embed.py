@@ -18,8 +18,8 @@ from rich.progress import Progress as Bar
 
 if TYPE_CHECKING:
     from ..cascade import Cascade
-    from ..embedding.embed import Progress
     from ..embedding.features import Written
+    from ..embedding.vectors import Progress
 
 
 class Combination(StrEnum):

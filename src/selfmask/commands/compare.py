@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ..backbones import Backbone
 from ..data import Images, label_split
 from ..data.identity import identity
-from ..embedding.embed import embed
+from ..embedding.vectors import embed
 from ..errors import ConfigError, DivergedRunError, TooFewImagesError
 from ..evaluation import linear_probe_fit
 from ..files import RunFile

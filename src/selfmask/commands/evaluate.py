@@ -9,9 +9,9 @@ from ..backbones.running import best_device
 from ..data import Images
 from ..data.labels import check_left, matched
 from ..embedding.cache import FeatureCache, Vectors
-from ..embedding.embed import Progress
 from ..embedding.embedder import Embedder
 from ..embedding.extraction import extract
+from ..embedding.vectors import Progress
 from ..evaluation.measuring import Features
 
 

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from ..data import Images, ImageStore
 from ..data.labels import matched
-from ..embedding.embed import embed
 from ..embedding.embedder import FROZEN, MASK, Embedder
+from ..embedding.vectors import embed
 from ..evaluation import few_label_probe, knn_accuracy, nearest
 from ..files import LogKey, RunFile
 from ..masking import MaskedModel
@@ -49,7 +49,7 @@ def write_mask(masked: MaskedModel, folder: RunFolder) -> dict[str, Any]:
         "active": masked.sparsity()["total"],
         "loss": loss if math.isfinite(loss) else None,
         "troubles": [
-            {key: line[key] for key in (LogKey.STEP, LogKey.TROUBLE, LogKey.ANSWER)}
+            {key.value: line[key] for key in (LogKey.STEP, LogKey.TROUBLE, LogKey.ANSWER)}
             for line in log
             if LogKey.TROUBLE in line
         ],

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ..data import Images, SomeImages, label_split
 from ..data.labels import check_left
 from ..data.views import ViewsConfig
-from ..embedding.embed import embed
+from ..embedding.vectors import embed
 from ..errors import ConfigError, HeadError, LabelsError
 from ..evaluation import LinearProbe, linear_probe_fit
 from ..evaluation.metrics import score

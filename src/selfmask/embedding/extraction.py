@@ -6,8 +6,8 @@ from ..data import Images
 from ..data.identity import identity
 from ..errors import EvaluationError
 from .cache import FeatureCache, Vectors, key_of
-from .embed import Progress, embed
 from .embedder import Embedder
+from .vectors import Progress, embed
 
 
 def extract(

@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from ..data import Images
 from ..data.identity import identity
 from ..errors import EvaluationError, FeaturesWriteError, MissingExtraError
-from .embed import EmbeddedBatch, Progress, embed_batches
 from .embedder import Embedder
+from .vectors import EmbeddedBatch, Progress, embed_batches
 
 _PART = 2048  # images between two saves
 _OURS = re.compile(r"[0-9a-f]{12}(-\d{6}\.npz|\.json)|.*\.tmp")  # names in the folder of parts

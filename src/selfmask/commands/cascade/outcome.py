@@ -17,8 +17,8 @@ from ...cascade.file import inspect_cascade
 from ...cascade.model import CONDITIONAL, DISPATCHER, UNCONDITIONAL, Cascade, expert_name
 from ...data import Images
 from ...data.sources import SomeImages
-from ...embedding.embed import Progress, embed
 from ...embedding.embedder import FROZEN, Embedder
+from ...embedding.vectors import Progress, embed
 from ...files import RunFile
 from ...report.cascade import CascadeReportData, ClusterShown, write_cascade_report
 from ...training import RunFolder

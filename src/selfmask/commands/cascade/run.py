@@ -26,7 +26,7 @@ from ...cascade.model import CONDITIONAL, DISPATCHER, UNCONDITIONAL, Cascade, ex
 from ...cascade.moments import Moments
 from ...data import Images, open_images
 from ...data.sources import SomeImages
-from ...embedding.embed import embed, embed_batches
+from ...embedding.vectors import embed, embed_batches
 from ...errors import ConfigError, ExpertError, MaskFileError, RunDamagedError, RunMismatchError
 from ...files import RunFile
 from ...masking import MaskedModel
