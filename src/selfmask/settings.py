@@ -83,13 +83,14 @@ def hints_of(cls: type) -> dict[str, Any]:
 
 
 def choices_of(cls: type, name: str) -> list[str] | None:
-    """The names that a field takes, if they are known."""
+    """The names that a field takes, or each item of a list of them, if they are known."""
     (field,) = (field for field in dataclasses.fields(cls) if field.name == name)
     if "choices" in field.metadata:
         return list(field.metadata["choices"])
     for hint in alternatives(hints_of(cls)[name]):
-        if get_origin(hint) is Literal:
-            return list(get_args(hint))
+        for each in (hint, *get_args(hint)):
+            if get_origin(each) is Literal:
+                return list(get_args(each))
     return None
 
 
@@ -147,7 +148,7 @@ def _typed(cls: type, start: Any, values: Mapping[str, Any], where: Where, path:
     if (kinds := kinds_of(cls)) is not None:
         own = "" if start is None else str(start.name)
         name = values.get(KIND, own)
-        if name not in kinds:
+        if not isinstance(name, str) or name not in kinds:
             raise _no_choice((*path, KIND), name, kinds, where)
         if KIND in values:
             tree[KIND] = str(name)
@@ -164,14 +165,23 @@ def _typed(cls: type, start: Any, values: Mapping[str, Any], where: Where, path:
                 raise _wrong(here, value, "settings of its own, by name", where)
             tree[key] = _typed(part, getattr(start, key, None), value, where, here)
             continue
-        choices = choices_of(cls, key)
-        if choices is not None and isinstance(value, str) and value not in choices:
-            raise _no_choice(here, value, choices, where)
+        _check_choice(cls, key, value, where, here)
         try:
             tree[key] = _converted(hints[key], value)
         except ValueError:
             raise _wrong(here, value, _described(hints[key]), where) from None
     return tree
+
+
+def _check_choice(cls: type, key: str, value: Any, where: Where, path: Path) -> None:
+    choices = choices_of(cls, key)
+    for word in _words(value) if isinstance(value, Words | list | tuple) else [value]:
+        if choices is not None and isinstance(word, str) and word not in choices:
+            raise _no_choice(path, str(word), choices, where)
+
+
+def _words(value: Any) -> Sequence[Any]:
+    return [Words(word.strip()) for word in value.split(",") if word] if isinstance(value, Words) else value
 
 
 def merged(start: Any, tree: Mapping[str, Any]) -> Any:
@@ -225,8 +235,7 @@ def _converted(hint: Any, value: Any) -> Any:
         if value in inner:
             return str(value) if isinstance(value, Words) else value
     elif origin is tuple or (isinstance(origin, type) and issubclass(origin, Sequence)):
-        items = [Words(word.strip()) for word in value.split(",") if word] if isinstance(value, Words) else value
-        if isinstance(items, list | tuple):
+        if isinstance(items := _words(value), list | tuple):
             each = inner if origin is tuple and inner[-1] is not ... else inner[:1] * len(items)
             return tuple(_converted(*pair) for pair in zip(each, items, strict=True))
     elif isinstance(value, Words):

@@ -55,9 +55,9 @@ def test_in_a_terminal_one_bar_moves_and_is_gone_at_the_end() -> None:
 def test_of_stages_it_says_how_many_are_done_and_how_long_the_rest_takes() -> None:
     out = io.StringIO()
     display = ConsoleStages(Console(file=out, width=100))
-    with display.stages(dict.fromkeys(["one", "two", "three"], 10.0), ["one"]), display.stage("two"):
-        with display.training(8):
-            display.line({"step": 4})
+    costs = dict.fromkeys(["one", "two", "three"], 10.0)
+    with display.stages(costs, ["one"]), display.stage("two"), display.training(8):
+        display.line({"step": 4})
     said = out.getvalue()
     assert "1 of 3 are finished already" in said
     assert "2/3  two" in said

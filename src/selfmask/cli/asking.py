@@ -184,7 +184,7 @@ def _of_run(verb: Verb, names: type[Names], folder: Path) -> _Source:
     file = folder / RunFile.CONFIG
     if not file.is_file():
         raise RunDamagedError(
-            f"{folder} is no folder of a run",
+            f"{folder} is no folder of `selfmask {verb.name}`",
             expected=f"{RunFile.CONFIG}, as `selfmask {verb.name} --out {folder}` writes it",
             found="no such file" if folder.is_dir() else "no such folder",
             todo="check the path; a run that had hardly begun is begun anew",
