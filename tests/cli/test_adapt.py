@@ -1,7 +1,8 @@
-"""`adapt`, `embed`, `evaluate` and `demo` as a user meets them: in processes of their own, on real pictures."""
+"""`adapt`, `embed`, `evaluate` and `demo` as a user meets them, on real pictures."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import subprocess
@@ -15,13 +16,15 @@ from PIL import Image
 
 from selfmask.cli.adapt import NOTHING_GAINED
 from selfmask.data import open_images
+from tests.cli.inside import Done, selfmask
 
 SELFMASK = str(Path(sys.executable).with_name("selfmask"))
 TINY = ("--backbone", "selfmask/tiny", "--batch-size", "8")
 
 
-def run(cwd: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([SELFMASK, *arguments], capture_output=True, text=True, cwd=cwd)
+def run(cwd: Path, *arguments: str) -> Done:
+    with contextlib.chdir(cwd):
+        return selfmask(*arguments)
 
 
 def save_clothes(folder: Path, number: int) -> None:
@@ -88,10 +91,10 @@ def test_a_run_is_neither_overwritten_nor_resumed_with_other_settings(place: Pat
     again = run(place, "adapt", "photos", *TINY, "--steps", "2")
     assert again.returncode == 2
     assert "--resume" in again.stderr
-    other = run(place, "adapt", "photos", *TINY, "--steps", "3", "--resume")
+    other = run(place, "adapt", "photos", *TINY, "--steps", "3", "--resume", "runs/photos")
     assert other.returncode == 2
-    assert "adapt.steps = 3" in other.stderr
-    same = run(place, "adapt", "photos", *TINY, "--steps", "2", "--resume")
+    assert "steps = 3" in other.stderr
+    same = run(place, "adapt", "photos", *TINY, "--steps", "2", "--resume", "runs/photos")
     assert same.returncode == NOTHING_GAINED, same.stderr
     assert "Nothing better than the frozen backbone was found" in same.stdout
     assert "report.html" in same.stdout
@@ -104,7 +107,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(place: Path) -> None:
             if (place / "runs/cut/log.jsonl").exists():
                 break
             time.sleep(0.1)
-        second = run(place, "adapt", "photos", *TINY, "--steps", "500", "--out", "runs/cut", "--resume")
+        second = run(place, "adapt", "photos", *TINY, "--steps", "500", "--resume", "runs/cut")
         child.send_signal(signal.SIGINT)
         _, errors = child.communicate(timeout=60)
     assert second.returncode == 2

@@ -95,8 +95,8 @@ def test_experts_can_be_handed_out(place: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("cascade", "expert", "NOWHERE", "--index", "0"), "no folder of a cascade"),
-        (("cascade", "finish", "NOWHERE"), "no folder of a cascade"),
+        (("cascade", "expert", "NOWHERE", "--index", "0"), "no folder of `selfmask cascade`"),
+        (("cascade", "finish", "NOWHERE"), "no folder of `selfmask cascade`"),
         (("cascade", "PHOTOS", *SMALL, "--components", "300", "--out", "OUT"), "300 components"),
         (("cascade", "PHOTOS", *SMALL, "--experts", "30", "--out", "OUT"), "cluster"),
         (("cascade", "PHOTOS", *SMALL, "--dispatcher", "NOWHERE", "--out", "OUT"), "no file"),

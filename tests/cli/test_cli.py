@@ -1,4 +1,4 @@
-"""The command line as a user meets it: in processes of its own."""
+"""The command line as a whole, and `inspect`."""
 
 import json
 import subprocess
@@ -10,12 +10,8 @@ import torch
 from torch import nn
 
 from selfmask import MaskConfig, get_masked_model
-
-SELFMASK = [str(Path(sys.executable).with_name("selfmask"))]
-
-
-def run(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*SELFMASK, *arguments], capture_output=True, text=True, cwd=cwd)
+from selfmask.cli import VERBS, load
+from tests.cli.inside import selfmask as run
 
 
 @pytest.fixture
@@ -66,14 +62,62 @@ def test_damage_is_seen_without_the_base(mask_file: Path) -> None:
     assert "altered" in result.stderr
 
 
-def test_help_names_every_verb() -> None:
+def test_help_names_every_verb_with_the_first_sentence_of_its_own() -> None:
     result = run("--help")
     assert result.returncode == 0
-    for verb in ("adapt", "embed", "evaluate", "inspect", "backbones", "demo", "pretrain"):
-        assert verb in result.stdout
+    shown = " ".join(result.stdout.replace("│", " ").split())
+    for verb, words in VERBS.items():
+        assert f"{verb} {words}" in shown
+        assert (load(verb).help or "").partition("\n\n")[0] == words
 
 
-def test_help_comes_at_once() -> None:
-    """Nothing of torch is imported for it."""
-    code = "import sys, selfmask.cli; sys.exit(any(name in sys.modules for name in ('torch', 'timm', 'matplotlib')))"
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+def test_a_verb_that_does_not_exist_is_a_mistake_in_usage() -> None:
+    result = run("adpat")
+    assert result.returncode == 2
+    assert "adapt" in result.stderr
+
+
+HEAVY = (
+    "torch",
+    "torchvision",
+    "timm",
+    "sklearn",
+    "scipy",
+    "numpy",
+    "matplotlib",
+    "peft",
+    "transformers",
+    "accelerate",
+)
+LOADED = """
+import io, json, os, sys
+from contextlib import redirect_stdout
+from selfmask.cli import app
+
+def loaded(*words, **environment):
+    os.environ.update(environment)
+    sys.argv, out = ["selfmask", *words], io.StringIO()
+    with redirect_stdout(out):
+        try:
+            app()
+        except SystemExit:
+            pass
+    return out.getvalue(), len(sys.modules), [name for name in HEAVY if name in sys.modules]
+
+completing = dict(_SELFMASK_COMPLETE="complete_bash", COMP_WORDS="selfmask ada", COMP_CWORD="1")
+first = loaded(**completing)
+del os.environ["_SELFMASK_COMPLETE"]
+print(json.dumps([first, loaded("--help"), loaded("adapt", "--help")]))
+"""
+
+
+def test_help_and_completion_come_at_once() -> None:
+    """Nothing of torch is imported for verbs, and nothing but torch and its own for the options of one."""
+    code = f"HEAVY = {HEAVY!r}\n{LOADED}"
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    (completed, _, none), (shown, modules, still_none), (_, _, some) = json.loads(done.stdout)
+    assert completed.split() == ["adapt"]
+    assert "cascade" in shown
+    assert none == still_none == []
+    assert modules < 500
+    assert set(some) <= set(HEAVY[:5])

@@ -8,16 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.inside import selfmask
-from tests.cli.test_adapt import save_clothes
 from tests.clips import small_open_clip, small_transformers
-
-
-@pytest.fixture(scope="module")
-def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("photos")
-    save_clothes(folder, 60)
-    return folder
-
 
 TINY = ("--backbone", "selfmask/tiny", "--steps", "2", "--batch-size", "8")
 

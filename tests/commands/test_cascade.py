@@ -39,7 +39,7 @@ from selfmask.errors import (
     TooManyBadImagesError,
     WrongBaseError,
 )
-from selfmask.training.stages import StagesDisplay
+from selfmask.training.display import StagesDisplay
 from selfmask.training.start import Start
 from tests.training.small import HOW, config, network
 
@@ -149,7 +149,7 @@ class Plug(StagesDisplay):
     """Pulls the plug after so many signs of life: steps, images, stages."""
 
     def __init__(self, left: int) -> None:
-        super().__init__(None)
+        super().__init__()
         self.left = left
 
     def share(self, share: float, name: str | None = None) -> None:
@@ -220,15 +220,15 @@ def test_ctrl_c_while_experts_are_trained_side_by_side(tmp_path: Path, whole: Pa
 
 def test_experts_can_be_trained_anywhere_and_collected(tmp_path: Path, whole: Path) -> None:
     out = tmp_path / "shared"
-    prepare(job(out), None, StagesDisplay(None))
+    prepare(job(out), None, StagesDisplay())
     with pytest.raises(ExpertError, match="expert 0 is not trained") as caught:
-        collect(job(out), StagesDisplay(None))
+        collect(job(out), StagesDisplay())
     assert "--index 0" in str(caught.value)
     for index in reversed(range(EXPERTS)):
         train_expert(job(out), index)
     with pytest.raises(ConfigError, match="no such expert"):
         train_expert(job(out), EXPERTS)
-    collect(job(out), StagesDisplay(None))
+    collect(job(out), StagesDisplay())
     assert (out / "cascade.smn").read_bytes() == (whole / "cascade.smn").read_bytes()
 
 
@@ -252,7 +252,7 @@ def test_an_expert_that_cannot_be_used_is_named_and_the_rest_is_kept(tmp_path: P
         adapt(network(norm=False), clothes(40), config(steps=1), out=tmp_path / "o", preprocessing=HOW, report=False)
         shutil.copy(tmp_path / "o/mask.smn", file)
     with pytest.raises(ExpertError, match="expert 1") as caught:
-        collect(job(out), StagesDisplay(None))
+        collect(job(out), StagesDisplay())
     assert "--index 1" in str(caught.value)
     shutil.rmtree(out / "experts/1")
     fit(out)
@@ -326,7 +326,7 @@ def test_two_at_once_in_one_folder_are_refused(tmp_path: Path) -> None:
             raise RunError("seen")
 
     with pytest.raises(RunError, match="seen"):
-        fit(tmp_path / "run", display=Second(None))
+        fit(tmp_path / "run", display=Second())
 
 
 def test_epochs_become_the_same_number_of_steps() -> None:
@@ -349,7 +349,7 @@ def cut_after_dispatcher(out: Path, **more: Any) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        fit(out, display=Cut(None), **more)
+        fit(out, display=Cut(), **more)
 
 
 def test_a_dispatcher_of_other_settings_is_not_taken_for_this_one(tmp_path: Path, whole: Path) -> None:
@@ -368,7 +368,7 @@ def test_a_dispatcher_of_other_settings_is_not_taken_for_this_one(tmp_path: Path
 def test_other_images_are_not_taken_for_these(tmp_path: Path, whole: Path) -> None:
     out = copied(whole, tmp_path / "run")
     other = dataclasses.replace(job(out), images=clothes(IMAGES + 1))
-    for call in (lambda: collect(other, StagesDisplay(None)), lambda: train_expert(other, 0)):
+    for call in (lambda: collect(other, StagesDisplay()), lambda: train_expert(other, 0)):
         with pytest.raises(RunMismatchError, match="not the images"):
             call()
     assert not (out / "cascade.smn").exists()
@@ -449,7 +449,7 @@ def test_labels_of_any_kind_or_none(tmp_path: Path, whole: Path, labels: list[in
     out = copied(whole, tmp_path / "run")
     began = read(out / "config.json")
     (out / "config.json").write_text(json.dumps(began | {"facts": began["facts"] | {"content": identity(images)[:16]}}))
-    collect(dataclasses.replace(job(out), images=images), StagesDisplay(None))
+    collect(dataclasses.replace(job(out), images=images), StagesDisplay())
     page = (out / "report.html").read_text()
     assert ("most common of the cluster" in page) == (labels is not None and labels[0] > 0)
 

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from rich.console import Console
 from torch import Tensor
 
 from selfmask.backbones.loading import Backbone
@@ -29,7 +28,7 @@ from selfmask.errors import (
 )
 from selfmask.evaluation import linear_probe
 from selfmask.report.comparison import as_dict, draw, markdown
-from selfmask.training.stages import StagesDisplay
+from selfmask.training.display import StagesDisplay
 from tests.cli.inside import selfmask
 from tests.cli.test_adapt import save_clothes
 from tests.commands.labelled import clothes
@@ -45,8 +44,15 @@ def backbone() -> Backbone:
 
 
 def small(**changes: Any) -> CompareConfig:
-    start = CompareConfig(methods=METHODS, label_fractions=(0.5, 1.0), seeds=2, steps=2, adapt_steps=2, batch_size=8)
-    return dataclasses.replace(start, **changes)
+    start = {
+        "methods": METHODS,
+        "label_fractions": (0.5, 1.0),
+        "seeds": 2,
+        "steps": 2,
+        "adapt_steps": 2,
+        "batch_size": 8,
+    }
+    return CompareConfig.preset(changes.pop("preset", "fast"), **{**start, **changes})
 
 
 def run(out: Path, config: CompareConfig | None = None, **options: Any) -> Comparison:
@@ -103,7 +109,7 @@ class Cut(StagesDisplay):
     """Pulls the plug when the cell of that number is to begin, or stops politely in the middle of it."""
 
     def __init__(self, number: int, politely: bool) -> None:
-        super().__init__(None)
+        super().__init__()
         self.left, self._stop = number, Stopper(1) if politely else None
 
     def line(self, line: Mapping[str, Any]) -> None:
@@ -170,7 +176,7 @@ class Kept(SomeImages):
 @pytest.mark.parametrize("preset", ["fast", "paper"])
 def test_test_images_are_never_learned_from(tmp_path: Path, preset: str) -> None:
     """Neither by a step nor into a queue (`paper` has one): nothing that learns ever reads one."""
-    (images, test), display = clothes(100, 40), Watching(None)
+    (images, test), display = clothes(100, 40), Watching()
     kept = Kept(test, display)
     config = small(seeds=1, label_fractions=(1.0,), preset=preset, methods=("frozen", "self-mask", "mask", "full"))
     compare(backbone, images, kept, config, out=tmp_path / "run", display=display)
@@ -229,7 +235,7 @@ def test_what_would_stop_it_half_way_is_said_first(tmp_path: Path) -> None:
 
 
 def test_a_run_that_diverges_is_a_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(CompareConfig, "train", lambda self, cell: dataclasses.replace(settings, method=cell.method))
+    monkeypatch.setattr(CompareConfig, "training", lambda self, cell: dataclasses.replace(settings, method=cell.method))
     settings = dataclasses.replace(small_training(), lr=1e30)
     config = small(methods=("frozen", "full"), label_fractions=(1.0,), seeds=1)
     for _ in range(2):  # and is not run again
@@ -260,18 +266,6 @@ def test_table_and_figure(tmp_path: Path) -> None:
     assert as_dict(comparison)["summary"][1]["bytes"] == 2000
     draw(comparison, tmp_path / "figure.png")
     assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_the_display_says_how_far_it_is(capsys: pytest.CaptureFixture[str]) -> None:
-    cells = [Cell("frozen", 0.1, seed) for seed in range(3)]
-    display = StagesDisplay(Console(width=100))
-    titles = [cell.title for cell in cells]
-    with display.stages(dict.fromkeys(titles, 10), titles[:1]), display.stage(titles[1]), display.training(8):
-        display.line({"step": 4})
-    said = capsys.readouterr().out
-    assert "1 of 3 are finished already" in said
-    assert "2/3  frozen, 0.1 of the labels, seed 1" in said
-    assert "left" in said
 
 
 def test_the_command(tmp_path: Path) -> None:

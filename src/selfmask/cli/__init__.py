@@ -1,36 +1,67 @@
-"""The command line: one verb a file, each thin: parse, call, print."""
+"""The command line: one verb a file, each thin: parse, call, print.
+
+A verb's file is imported when the verb is used: `selfmask --help`, and the completion of verbs, need no torch.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
 import warnings
+from importlib import import_module
+from typing import Any
 
 import typer
 from rich.console import Console
 from rich.markup import escape
+from typer.core import TyperGroup
 
 from ..errors import InterruptedRunError, SelfmaskError
 from ..memory import keep_memory
-from . import adapt, backbones, cascade, compare, demo, embed, evaluate, inspect, pretrain, train
+
+VERBS = {
+    "adapt": "Adapt a backbone to your images, without labels: learn which of its weights to switch off.",
+    "embed": "Turn images into vectors: file names and float32 rows, in one file.",
+    "evaluate": "Measure with labels: accuracy of the frozen backbone, and of the mask, or the cascade, beside it.",
+    "train": "Train with labels: a mask and its head in one small file, or what you would do instead.",
+    "compare": "Compare masks with fine-tuning, linear heads, LoRA and BitFit: accuracy against labels and bytes.",
+    "cascade": "One mask for all images, and an expert's for each cluster of them.",
+    "inspect": "Show what a mask file holds: its sizes, the share of weights left on per layer, its base and preprocessing.",
+    "backbones": "List backbones: the length of their vectors, their size, and whether their weights are on this machine.",
+    "demo": "Adapt a small network that has only seen CIFAR-10 to pictures of clothes, and measure what it brought.",
+    "pretrain": "Train the network behind `selfmask/tiny` from random weights, with the loop that adapts masks.",
+}
+"""The verbs, with the first sentence of their own help."""
+
+
+class _Verbs(TyperGroup):
+    """Knows the names of the verbs, and imports the one that is used."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name, _, rest = super().resolve_command(ctx, args)
+        return name, None if name is None else load(name), rest
+
+
+def load(verb: str) -> Any:
+    """The command of a verb, with its options. Made anew each time: objectives may have been added."""
+    module = import_module(f".{verb}", __name__)
+    made = module.command() if hasattr(module, "command") else getattr(module, verb)
+    if not isinstance(made, typer.Typer):
+        alone = typer.Typer(add_completion=False, rich_markup_mode="rich")
+        alone.command(verb)(made)
+        made = alone
+    return typer.main.get_command(made)
+
 
 _app = typer.Typer(
     name="selfmask",
+    cls=_Verbs,
     help="Adapt a frozen vision backbone by learning which of its weights to switch off.",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode="rich",
 )
-_app.command("adapt")(adapt.adapt)
-_app.command("embed")(embed.embed)
-_app.command("evaluate")(evaluate.evaluate)
-_app.command("train")(train.train)
-_app.command("compare")(compare.compare)
-_app.add_typer(cascade.cascade, name="cascade")
-_app.command("inspect")(inspect.inspect)
-_app.command("backbones")(backbones.backbones)
-_app.command("demo")(demo.demo)
-_app.command("pretrain")(pretrain.pretrain)
+for _name, _help in VERBS.items():
+    _app.command(_name, help=_help)(lambda: None)
 
 
 @_app.callback()

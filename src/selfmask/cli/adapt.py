@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from enum import StrEnum
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,50 +11,57 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from ..commands.adapt import PRESETS, AdaptConfig
+from . import options
+from .asking import (
+    BackboneOption,
+    ConfigOption,
+    ImagesArgument,
+    JsonOption,
+    MaxBadOption,
+    Names,
+    ResumeOption,
+    WeightsOption,
+    ask,
+)
+from .options import Given, Verb
+
 NOTHING_GAINED = 3
 """Exit code of a run that ended well, but found nothing better than the frozen backbone."""
 
+VIEW_SIZES = {
+    "views.size": "the size of a run is --size; here it only gives the proportion of small crops to large ones",
+    "views.small_size": "see views.size; a config file can change the proportion",
+}
+VERB = Verb(
+    name="adapt",
+    config=AdaptConfig,
+    start=lambda preset, _: AdaptConfig.preset(preset),
+    presets=tuple(PRESETS),
+    everyday=("steps", "epochs", "size", "batch_size", "seed", "gate"),
+    not_options=VIEW_SIZES,
+)
 
-class Preset(StrEnum):
-    fast = "fast"
-    paper = "paper"
-    reference = "reference"
+
+def command() -> Callable[..., None]:
+    return options.command(VERB, adapt)
 
 
 def adapt(
-    images: Annotated[
-        str,
-        typer.Argument(help="A folder, a list file, an .npz file or the name of a data set.", show_default=False),
-    ],
-    backbone: Annotated[str, typer.Option(help="Which backbone; see `selfmask backbones`.")] = "resnet50",
+    images: ImagesArgument = None,
+    backbone: BackboneOption = None,
     out: Annotated[Path | None, typer.Option(help="The run folder.", show_default="runs/NAME-OF-IMAGES")] = None,
     preset: Annotated[
-        Preset, typer.Option(help="fast helps in minutes; the others are the paper's text and its code.")
-    ] = Preset.fast,
-    steps: Annotated[
-        int | None, typer.Option(help="How many steps.", show_default="fast: 120, else 150 epochs")
+        str | None,
+        typer.Option(help="fast helps in minutes; the others are the paper's text and its code.", show_default="fast"),
     ] = None,
-    epochs: Annotated[float | None, typer.Option(help="Or: how often every image is seen.")] = None,
-    size: Annotated[int | None, typer.Option(help="Pixels a side.", show_default="the backbone's own")] = None,
-    batch_size: Annotated[int, typer.Option(help="Images in a step, over all processes.")] = 64,
-    seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
-    gate: Annotated[
-        bool | None,
-        typer.Option(
-            "--gate/--no-gate", help="Hold images out, and keep only what helps.", show_default="gate with fast"
-        ),
-    ] = None,
-    weights: Annotated[Path | None, typer.Option(help="A file with the backbone's weights.")] = None,
-    accumulate: Annotated[int, typer.Option(help="Cut a batch into so many parts, to need less memory.")] = 1,
-    precision: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
-    compiled: Annotated[bool, typer.Option("--compile", help="Run the backbone through torch.compile.")] = False,
-    sync_norm: Annotated[bool, typer.Option("--sync-norm", help="Batch norm over all processes.")] = False,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out, exactly.")] = False,
-    max_bad: Annotated[float, typer.Option(help="Share of images that may be unreadable.")] = 0.05,
-    track: Annotated[
-        list[str] | None, typer.Option(help="tensorboard, wandb or mlflow.", show_default="tensorboard")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
+    resume: ResumeOption = None,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+    weights: WeightsOption = None,
+    max_bad: MaxBadOption = None,
+    *,
+    settings: Given,
 ) -> None:
     """Adapt a backbone to your images, without labels: learn which of its weights to switch off.
 
@@ -62,40 +69,29 @@ def adapt(
     If nothing better than the frozen backbone was found, the mask changes nothing and the exit code is 3.
 
     Examples:  selfmask adapt photos/ --backbone resnet50
+    selfmask adapt --resume runs/photos
     torchrun --nproc-per-node 4 -m selfmask adapt photos/   (the same on four GPUs)
     """
     from ..backbones import load_backbone
-    from ..commands.adapt import AdaptConfig
     from ..commands.adapt import adapt as run
     from ..training import Processes
-    from ..training.display import ConsoleDisplay, QuietDisplay
+    from ..training.display import QuietDisplay
+    from .display import ConsoleDisplay
 
-    config = AdaptConfig.preset(
-        preset.value,
-        **{name: value for name, value in (("steps", steps), ("epochs", epochs), ("gate", gate)) if value is not None},
-        **{"size": size, "batch_size": batch_size, "seed": seed},
-        **{"accumulate": accumulate, "precision": precision, "compile": compiled, "sync_norm": sync_norm},
-        track=tuple(track or ["tensorboard"]),
-    )
+    given = {"images": images, "backbone": backbone, "weights": weights, "preset": preset, "max_bad": max_bad}
+    asked = ask(VERB, Names, given, settings, out=out, resume=resume, config=config)
+    where = asked.folder()
     processes = Processes()
     is_main = processes.is_main
     console = Console(stderr=as_json)
-    loaded = load_backbone(backbone, weights=weights)
-    where = out or Path("runs") / Path(images).resolve().stem
+    loaded = load_backbone(asked.backbone, weights=asked.weights)
     result = run(
-        loaded.model,
-        images,
-        config,
+        *(loaded.model, asked.images, asked.config),
         out=where,
-        resume=resume,
+        resume=asked.resume,
         preprocessing=loaded.preprocessing,
-        about={
-            "backbone": loaded.name,
-            "weights": None if weights is None else str(weights.resolve()),
-            "images": images,
-            "preset": preset.value,
-        },
-        max_bad=max_bad,
+        about=asked.about,
+        max_bad=asked.names.max_bad,
         display=ConsoleDisplay(console) if is_main else QuietDisplay(),
     )
     if is_main:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import time
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,15 +13,46 @@ from rich.console import Console
 from rich.table import Table
 from typer.core import TyperGroup
 
+from ..commands.adapt import PRESETS
+from ..commands.cascade.config import CascadeConfig
 from ..files import RunFile
-from .adapt import Preset
-from .embed import Scale
+from . import options
+from .adapt import VIEW_SIZES
+from .asking import (
+    Asked,
+    BackboneOption,
+    ConfigOption,
+    ImagesArgument,
+    JsonOption,
+    MaxBadOption,
+    Names,
+    ResumeOption,
+    WeightsOption,
+    ask,
+    of_run,
+)
+from .options import Given, Verb
 
 if TYPE_CHECKING:
     from ..commands.cascade.job import Job
 
-_CONFIG = RunFile.CONFIG
 _RUN = "run"
+VERB = Verb(
+    name="cascade",
+    config=CascadeConfig,
+    start=lambda preset, _: CascadeConfig.preset(preset, track=()),
+    presets=tuple(PRESETS),
+    everyday=("experts", "steps", "epochs", "size", "batch_size", "seed", "gate", "router", "components", "scale"),
+    not_options={f"adapt.{path}": why for path, why in VIEW_SIZES.items()},
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CascadeNames(Names):
+    """And the dispatcher that was given, if any, and how many experts are trained at a time."""
+
+    dispatcher: str | None = None
+    workers: int = 1
 
 
 class _Cascade(TyperGroup):
@@ -33,61 +64,53 @@ class _Cascade(TyperGroup):
         return super().parse_args(ctx, args)
 
 
-cascade = typer.Typer(
-    cls=_Cascade,
-    no_args_is_help=True,
-    rich_markup_mode="rich",
-    help="One mask for all images, and an expert's for each cluster of them.\n\nselfmask cascade DATA does all of it; "
-    "selfmask cascade run --help has its options.",
-)
-
-
-class Router(StrEnum):
-    gmm = "gmm"
-    kmeans = "kmeans"
-
-
 Folder = Annotated[Path, typer.Argument(help="The folder of a cascade that was begun.", show_default=False)]
 Elsewhere = Annotated[
     str | None, typer.Option("--data", help="Where the images are here.", show_default="as when it was begun")
 ]
 Weights = Annotated[Path | None, typer.Option(help="A file with the backbone's weights.")]
-Json = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
 
 
-@cascade.command(_RUN)
+def command() -> typer.Typer:
+    made = typer.Typer(
+        cls=_Cascade,
+        add_completion=False,
+        no_args_is_help=True,
+        rich_markup_mode="rich",
+        help="One mask for all images, and an expert's for each cluster of them.\n\nselfmask cascade DATA does all of "
+        "it; selfmask cascade run --help has its options.",
+    )
+    made.command(_RUN)(options.command(VERB, run))
+    made.command("expert")(expert)
+    made.command("finish")(finish)
+    return made
+
+
 def run(
-    data: Annotated[
-        str, typer.Argument(help="A folder, a list file, an .npz file or the name of a data set.", show_default=False)
-    ],
-    backbone: Annotated[str, typer.Option(help="Which backbone; see `selfmask backbones`.")] = "resnet50",
-    experts: Annotated[int, typer.Option(help="How many clusters, and a mask for each.")] = 5,
+    images: ImagesArgument = None,
+    backbone: BackboneOption = None,
     dispatcher: Annotated[
         Path | None, typer.Option(help="A run folder or a mask file to take, instead of adapting one.")
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Where all of it goes.", show_default="runs/NAME-OF-IMAGES-cascade")
     ] = None,
-    preset: Annotated[Preset, typer.Option(help="Of all adaptations, as in `selfmask adapt`.")] = Preset.fast,
-    steps: Annotated[
-        int | None, typer.Option(help="Of the dispatcher and of each expert.", show_default="fast: 120")
+    preset: Annotated[
+        str | None, typer.Option(help="Of all adaptations, as in `selfmask adapt`.", show_default="fast")
     ] = None,
-    epochs: Annotated[float | None, typer.Option(help="Or: of the dispatcher; experts take as many steps.")] = None,
-    size: Annotated[int | None, typer.Option(help="Pixels a side.", show_default="the backbone's own")] = None,
-    batch_size: Annotated[int, typer.Option(help="Images in a step.")] = 64,
-    seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
-    router: Annotated[Router, typer.Option(help="A Gaussian mixture, or k-means.")] = Router.gmm,
-    components: Annotated[int, typer.Option(help="Principal components that the router looks at.")] = 20,
-    scale: Annotated[
-        Scale, typer.Option(help="Of combined vectors: unit variance, as it is, or by eigenvalues.")
-    ] = Scale.whiten,
-    workers: Annotated[int, typer.Option(min=1, help="Experts trained at a time, a process each.")] = 1,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Experts trained at a time, a process each.", show_default="1")
+    ] = None,
     prepare: Annotated[
         bool, typer.Option("--prepare", help="Stop before the experts, to train them elsewhere.")
     ] = False,
-    weights: Weights = None,
-    max_bad: Annotated[float, typer.Option(help="Share of images that may be unreadable.")] = 0.05,
-    as_json: Json = False,
+    resume: ResumeOption = None,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+    weights: WeightsOption = None,
+    max_bad: MaxBadOption = None,
+    *,
+    settings: Given,
 ) -> None:
     """Adapt a dispatcher, part the images into clusters, train an expert for each, and combine them.
 
@@ -100,41 +123,39 @@ def run(
     """
     from ..commands.cascade import fit_cascade
     from ..commands.cascade.run import prepare as begin
-    from ..training.stages import StagesDisplay
+    from .display import ConsoleStages
 
-    given = {"steps": steps, "epochs": epochs}
-    where = out or Path("runs") / f"{Path(data).resolve().stem}-cascade"
-    asked = {
-        **{"images": data, "backbone": backbone, "weights": None if weights is None else str(weights.resolve())},
-        **{"preset": preset.value, "max_bad": max_bad},
-        "settings": {
-            **{name: value for name, value in given.items() if value is not None},
-            **{"experts": experts, "router": router.value, "components": components, "scale": scale.value},
-            **{"size": size, "batch_size": batch_size, "seed": seed},
-        },
+    given: dict[str, Any] = {
+        "images": images,
+        "backbone": backbone,
+        "weights": weights,
+        "preset": preset,
+        "max_bad": max_bad,
     }
+    given |= {"dispatcher": dispatcher, "workers": workers}
+    asked = ask(VERB, CascadeNames, given, settings, out=out, resume=resume, config=config)
     console, start = Console(stderr=as_json), time.monotonic()
+    where, first = asked.folder("-cascade"), asked.names.dispatcher
     job = _job(where, asked)
-    display = StagesDisplay(console)
+    display = ConsoleStages(console)
     if prepare:
-        begin(job, dispatcher, display)
+        begin(job, first, display)
         lines = [f"selfmask cascade expert {where} --index {k}" for k in job.missing]
         _say(console, "prepared; now, anywhere, in any order:", *lines, "and then:", f"selfmask cascade finish {where}")
         return
     fit_cascade(
         *(job.model, job.images, job.config),
         out=where,
-        dispatcher=dispatcher,
+        dispatcher=first,
         preprocessing=job.preprocessing,
         about=job.about,
-        max_bad=max_bad,
-        workers=workers,
+        max_bad=job.max_bad,
+        workers=asked.names.workers,
         display=display,
     )
     _show(console, where, as_json, time.monotonic() - start)
 
 
-@cascade.command("expert")
 def expert(
     folder: Folder,
     index: Annotated[int, typer.Option(help="Which expert, from 0 on.", show_default=False)],
@@ -147,60 +168,50 @@ def expert(
     """
     from ..commands.cascade.expert import train_expert
     from ..training import Processes
-    from ..training.display import ConsoleDisplay, QuietDisplay
+    from ..training.display import QuietDisplay
+    from .display import ConsoleDisplay
 
     console = Console()
     display = ConsoleDisplay(console) if Processes().is_main else QuietDisplay()
-    result = train_expert(_job(folder, _asked(folder, data, weights)), index, display)
+    result = train_expert(_begun(folder, data, weights), index, display)
     if not Processes().is_main:
         return
     kept = {"mask": "better than the dispatcher, without labels", "start": "nothing better than the dispatcher found"}
     _say(console, f"expert {index}: {kept.get(result.get('kept', ''), 'trained')}, {result['seconds']:.0f} s")
 
 
-@cascade.command("finish")
-def finish(folder: Folder, data: Elsewhere = None, weights: Weights = None, as_json: Json = False) -> None:
+def finish(folder: Folder, data: Elsewhere = None, weights: Weights = None, as_json: JsonOption = False) -> None:
     """Collect the experts into cascade.smn, once all are trained.
 
     Example:  selfmask cascade finish runs/photos-cascade
     """
     from ..commands.cascade.run import collect
-    from ..training.stages import StagesDisplay
+    from .display import ConsoleStages
 
     console, start = Console(stderr=as_json), time.monotonic()
-    collect(_job(folder, _asked(folder, data, weights)), StagesDisplay(console))
+    collect(_begun(folder, data, weights), ConsoleStages(console))
     _show(console, folder, as_json, time.monotonic() - start)
 
 
-def _asked(folder: Path, data: str | None, weights: Path | None) -> dict[str, Any]:
-    """What `selfmask cascade` was asked for; images and weights may be at another place on this machine."""
-    from ..errors import RunDamagedError
-
-    try:
-        config = json.loads((folder / _CONFIG).read_text())
-        asked = {name: config[name] for name in ("images", "backbone", "weights", "preset", "max_bad", "settings")}
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise RunDamagedError(
-            f"{folder} is no folder of a cascade",
-            expected=f"{_CONFIG}, as `selfmask cascade DATA --out {folder}` writes it",
-            found=getattr(error, "strerror", None) or error,
-            todo="check the path; a cascade that was begun in Python goes on there: Cascade.fit(..., out=...)",
-        ) from error
-    return asked | ({} if data is None else {"images": data}) | ({} if weights is None else {"weights": str(weights)})
+def _begun(folder: Path, data: str | None, weights: Path | None) -> Job:
+    """The job that `selfmask cascade` was asked for; images and weights may be at another place on this machine."""
+    asked = of_run(VERB, CascadeNames, folder)
+    names = dataclasses.replace(
+        asked.names,
+        images=asked.names.images if data is None else data,
+        weights=asked.names.weights if weights is None else str(weights),
+    )
+    return _job(folder, dataclasses.replace(asked, names=names))
 
 
-def _job(folder: Path, asked: dict[str, Any]) -> Job:
+def _job(folder: Path, asked: Asked[CascadeNames, CascadeConfig]) -> Job:
     from ..backbones import load_backbone
-    from ..commands.cascade.config import CascadeConfig
     from ..commands.cascade.job import Job
     from ..data import open_images
 
-    config = CascadeConfig.preset(asked["preset"], **asked["settings"], track=())
-    weights = None if asked["weights"] is None else Path(asked["weights"])
-    loaded = load_backbone(asked["backbone"], weights=weights)
-    about = {**asked, "backbone": loaded.name}  # all that the other commands need to know, in the folder's config.json
-    images = open_images(asked["images"])
-    return Job(loaded.model, images, config, folder, loaded.preprocessing, about, asked["max_bad"])
+    loaded = load_backbone(asked.backbone, weights=asked.weights)
+    images, about = open_images(asked.images), asked.about  # all that the other commands need to know
+    return Job(loaded.model, images, asked.config, folder, loaded.preprocessing, about, asked.names.max_bad)
 
 
 def _show(console: Console, folder: Path, as_json: bool, seconds: float) -> None:

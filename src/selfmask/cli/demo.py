@@ -9,14 +9,12 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from .adapt import Preset, show
-
 BACKBONE, IMAGES = "selfmask/tiny", "selfmask/fashion"
 
 
 def demo(
     out: Annotated[Path, typer.Option(help="The run folder.")] = Path("runs/demo"),
-    preset: Annotated[Preset, typer.Option(help="Which settings.")] = Preset.fast,
+    preset: Annotated[str, typer.Option(help="Which settings: fast, paper or reference.")] = "fast",
     steps: Annotated[int, typer.Option(help="How many steps.")] = 120,
     seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
@@ -30,7 +28,8 @@ def demo(
     from ..commands.adapt import AdaptConfig, adapt
     from ..commands.outcome import Labelled
     from ..data import open_images
-    from ..training.display import ConsoleDisplay
+    from .adapt import show
+    from .display import ConsoleDisplay
 
     console = Console(stderr=as_json)
     backbone = load_backbone(BACKBONE)
@@ -38,11 +37,11 @@ def demo(
     result = adapt(
         backbone.model,
         IMAGES,
-        AdaptConfig.preset(preset.value, steps=steps, seed=seed),
+        AdaptConfig.preset(preset, steps=steps, seed=seed),
         out=out,
         resume=True,
         preprocessing=backbone.preprocessing,
-        about={"backbone": BACKBONE, "images": IMAGES, "preset": preset.value},
+        about={"backbone": BACKBONE, "images": IMAGES, "weights": None, "preset": preset},
         labelled=Labelled(open_images(IMAGES, split="train"), open_images(IMAGES, split="test")),
         display=ConsoleDisplay(console),
     ).result

@@ -70,7 +70,6 @@ def embed(
     Stopped half-way, the same command goes on where it was. Example:  selfmask embed runs/birds photos/ --out birds.npz
     """
     from ..cascade import Cascade
-    from ..cascade.model import BATCH
     from ..commands.opening import load_embedder
     from ..data import open_images
     from ..embedding.features import write_features
@@ -81,17 +80,16 @@ def embed(
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     embedder = load_embedder(what, backbone=backbone, weights=weights)
-    if isinstance(embedder.model, Cascade):
-        embedder.model.combination = combination.value
-        embedder.model.scale = embedder.model.scale if scale is None else scale.value
-        say_scale(embedder.model, say)
-    at_once = batch_size or (BATCH if isinstance(embedder.model, Cascade) else 64)
+    if isinstance(cascade := embedder.model, Cascade):
+        cascade.scale = cascade.scale if scale is None else scale.value
+        embedder = dataclasses.replace(embedder, variant=combination.value)
+        say_scale(cascade, say)
     source = open_images(images, split=split)
     start = time.monotonic()
     with progress_on(console, "embedding") as progress:
         written = write_features(
             *(out, embedder, source),
-            batch_size=at_once,
+            batch_size=batch_size or embedder.batch_size,
             progress=progress,
             say=say,
         )

@@ -45,7 +45,9 @@ def evaluate(
     sweep: Annotated[bool, typer.Option(help="Choose the linear probe's penalty by a fifth of the labels.")] = False,
     report: Annotated[Path | None, typer.Option(help="Write a page with pictures: FILE.html.")] = None,
     cache: Annotated[bool, typer.Option(help="Keep features for the next time, and use kept ones.")] = True,
-    batch_size: Annotated[int, typer.Option(min=1, help="Images in one forward pass.")] = 64,
+    batch_size: Annotated[
+        int | None, typer.Option(min=1, help="Images in one forward pass.", show_default="64; 512 for a cascade")
+    ] = None,
     scale: UseScale = None,
     backbone: Annotated[str | None, typer.Option(help="What to put the mask on, if its file does not say.")] = None,
     weights: Annotated[Path | None, typer.Option(help="A file with the backbone's weights.")] = None,
@@ -75,9 +77,9 @@ def evaluate(
     if not divided:
         say("not divided into train and test: a fifth of each class, always the same, tests the rest")
     embedder = load_embedder(what, backbone=backbone, weights=weights)
-    if isinstance(embedder.model, Cascade):
-        embedder.model.scale = embedder.model.scale if scale is None else scale.value
-        say_scale(embedder.model, say)
+    if isinstance(cascade := embedder.model, Cascade):
+        cascade.scale = cascade.scale if scale is None else scale.value
+        say_scale(cascade, say)
     applies = embedder.head is not None and {*embedder.head.classes} == {*matched(train, test).classes}
     protocols = protocols_of(protocol or ("knn,linear,head" if applies else "knn,linear"))
     if HEAD in protocols:
@@ -85,7 +87,11 @@ def evaluate(
     kept = FeatureCache(cache_folder(), say) if cache else None
     with progress_on(console, "embedding") as progress:
         features = features_of(
-            *(embedder, train, test), divided=divided, batch_size=batch_size, cache=kept, progress=progress
+            *(embedder, train, test),
+            divided=divided,
+            batch_size=batch_size or embedder.batch_size,
+            cache=kept,
+            progress=progress,
         )
     with progress_on(console, "measuring") as progress:
         evaluation = measure(embedder.name, features, protocols, settings, progress=progress)

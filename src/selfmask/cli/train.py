@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
-from enum import StrEnum
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,73 +12,71 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from ..commands.train import PRESETS, TrainConfig
+from ..errors import ConfigError, LabelsError
 from ..files import RunFile
+from . import options
+from .adapt import VIEW_SIZES
+from .asking import (
+    BackboneOption,
+    ConfigOption,
+    JsonOption,
+    LabelledArgument,
+    MaxBadOption,
+    Names,
+    ResumeOption,
+    WeightsOption,
+    ask,
+)
+from .options import Given, Verb
 
 if TYPE_CHECKING:
     from ..objectives.heads import TextHead
 
-
-class Method(StrEnum):
-    mask = "mask"
-    full = "full"
-    linear = "linear"
-    lora = "lora"
-    bitfit = "bitfit"
-
-
-class HeadKind(StrEnum):
-    linear = "linear"
-    masked = "masked"
-    clip_text = "clip-text"
+_CLIP = "clip-text"
+VERB = Verb(
+    name="train",
+    config=TrainConfig,
+    # What the paper did with CLIP is a preset of its own.
+    start=lambda preset, given: TrainConfig.preset(preset, **({"head": _CLIP} if given.get("head") == _CLIP else {})),
+    presets=tuple(PRESETS),
+    everyday=("method", "head", "label_fraction", "stratified", "steps", "epochs", "size", "batch_size", "seed"),
+    not_options=VIEW_SIZES,
+)
 
 
-class Preset(StrEnum):
-    fast = "fast"
-    paper = "paper"
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainNames(Names):
+    """And what the texts of CLIP are made of."""
+
+    class_names: Sequence[str] | None = None
+    templates: Sequence[str] | None = None
 
 
-LabelledData = Annotated[
-    str,
-    typer.Argument(
-        help="Labelled images: a folder with a folder for each class, or the name of a data set.", show_default=False
-    ),
-]
+def command() -> Callable[..., None]:
+    return options.command(VERB, train)
 
 
 def train(
-    data: LabelledData,
-    backbone: Annotated[str, typer.Option(help="Which backbone; see `selfmask backbones`.")] = "resnet50",
-    method: Annotated[
-        Method, typer.Option(help="What learns: a mask, all weights, only the head, LoRA, or biases and norms.")
-    ] = Method.mask,
-    head: Annotated[
-        HeadKind, typer.Option(help="linear: trained; masked: random and masked; clip-text: from class names.")
-    ] = HeadKind.linear,
-    label_fraction: Annotated[float, typer.Option(help="Which share of the labels to use.")] = 1.0,
-    stratified: Annotated[
-        bool, typer.Option("--stratified/--uniform", help="That share of each class, or of all images as they come.")
-    ] = True,
+    images: LabelledArgument = None,
+    backbone: BackboneOption = None,
     out: Annotated[Path | None, typer.Option(help="The run folder.", show_default="runs/NAME-METHOD")] = None,
-    preset: Annotated[Preset, typer.Option(help="fast takes minutes; paper is the paper's.")] = Preset.fast,
-    steps: Annotated[int | None, typer.Option(help="How many steps.", show_default="fast: 300")] = None,
-    epochs: Annotated[float | None, typer.Option(help="Or: how often every image is seen.")] = None,
-    lr: Annotated[float | None, typer.Option(help="The learning rate.", show_default="by method")] = None,
-    rank: Annotated[int, typer.Option(help="Of LoRA's matrices.")] = 8,
-    size: Annotated[int | None, typer.Option(help="Pixels a side.", show_default="the backbone's own")] = None,
-    batch_size: Annotated[int, typer.Option(help="Images in a step, over all processes.")] = 64,
-    seed: Annotated[int, typer.Option(help="Of everything random, the choice of labels included.")] = 0,
+    preset: Annotated[
+        str | None, typer.Option(help="fast takes minutes; paper is the paper's.", show_default="fast")
+    ] = None,
     classes: Annotated[
         Path | None, typer.Option(help="Names for clip-text, one a line in the order of the class folders.")
     ] = None,
     template: Annotated[
         list[str] | None, typer.Option(help="A prompt for clip-text, with {label}; may be given several times.")
     ] = None,
-    weights: Annotated[Path | None, typer.Option(help="A file with the backbone's weights.")] = None,
-    accumulate: Annotated[int, typer.Option(help="Cut a batch into so many parts, to need less memory.")] = 1,
-    precision: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
-    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out, exactly.")] = False,
-    max_bad: Annotated[float, typer.Option(help="Share of images that may be unreadable.")] = 0.05,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
+    resume: ResumeOption = None,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+    weights: WeightsOption = None,
+    max_bad: MaxBadOption = None,
+    *,
+    settings: Given,
 ) -> None:
     """Train with labels: a mask and its head in one small file, or what you would do instead.
 
@@ -88,43 +87,43 @@ def train(
     selfmask train birds/ --backbone open_clip/ViT-B-32 --head clip-text
     """
     from ..backbones import load_backbone
-    from ..commands.train import TrainConfig
     from ..commands.train import train as run
+    from ..data.class_names import read_class_names
     from ..data.partition import open_labelled
-    from ..errors import ConfigError
     from ..training import Processes
-    from ..training.display import ConsoleDisplay, QuietDisplay
+    from ..training.display import QuietDisplay
+    from .display import ConsoleDisplay
 
-    if head is not HeadKind.clip_text and (classes or template):
+    given: dict[str, Any] = {
+        "images": images,
+        "backbone": backbone,
+        "weights": weights,
+        "preset": preset,
+        "max_bad": max_bad,
+    }
+    given |= {"class_names": None if classes is None else read_class_names(classes), "templates": template or None}
+    asked = ask(VERB, TrainNames, given, settings, out=out, resume=resume, config=config)
+    chosen: TrainConfig = asked.config
+    names = asked.names
+    if chosen.head != _CLIP and (names.class_names or names.templates):
         raise ConfigError("class names and templates are for CLIP's texts", todo="add --head clip-text")
-    given = {"steps": steps, "epochs": epochs, "lr": lr}
-    config = TrainConfig.preset(
-        preset.value,
-        **{name: value for name, value in given.items() if value is not None},
-        **{"method": method.value, "head": head.value, "label_fraction": label_fraction, "stratified": stratified},
-        **{"rank": rank, "size": size, "batch_size": batch_size, "seed": seed},
-        **{"accumulate": accumulate, "precision": precision},
-    )
     is_main = Processes().is_main
     console = Console(stderr=as_json)
-    images, test = open_labelled(data)
-    loaded = load_backbone(backbone, weights=weights)
+    labelled, test = open_labelled(asked.images)
+    loaded = load_backbone(asked.backbone, weights=asked.weights)
     text = None
-    if head is HeadKind.clip_text:
-        text = _text_head(backbone, weights, images.classes or [], classes, template)
-    where = out or Path("runs") / f"{Path(data).resolve().stem}-{method.value}"
+    if chosen.head == _CLIP:
+        text = _text_head(asked.backbone, asked.weights, labelled.classes or [], names)
+    where = asked.folder(f"-{chosen.method}")
     result = run(
-        *(loaded.model, images, config),
+        *(loaded.model, labelled, chosen),
         test=test,
         head=text,
         out=where,
-        resume=resume,
+        resume=asked.resume,
         preprocessing=loaded.preprocessing,
-        about={
-            **{"backbone": loaded.name, "weights": None if weights is None else str(weights.resolve())},
-            **{"images": data, "preset": preset.value},
-        },
-        max_bad=max_bad,
+        about=asked.about,
+        max_bad=names.max_bad,
         display=ConsoleDisplay(console) if is_main else QuietDisplay(),
     )
     if is_main:
@@ -134,22 +133,18 @@ def train(
             show(console, where, result.result)
 
 
-def _text_head(
-    backbone: str, weights: Path | None, own: list[str], names: Path | None, templates: list[str] | None
-) -> TextHead:
+def _text_head(backbone: str, weights: Path | None, own: list[str], names: TrainNames) -> TextHead:
     from ..backbones.text import PAPER, class_embeddings
-    from ..data.class_names import read_class_names
-    from ..errors import LabelsError
     from ..objectives.heads import TextHead
 
-    said = own if names is None else read_class_names(names)
+    said = own if names.class_names is None else list(names.class_names)
     if len(said) != len(own):
         raise LabelsError(
-            f"{names} does not name the classes of these images",
+            "the list of names does not name the classes of these images",
             expected=f"{len(own)} names, for {', '.join(own[:5])}" + (", ..." if len(own) > 5 else ""),
             found=len(said),
         )
-    text, scale = class_embeddings(backbone, said, templates or PAPER, weights=weights)
+    text, scale = class_embeddings(backbone, said, names.templates or PAPER, weights=weights)
     return TextHead(text, scale, own)
 
 

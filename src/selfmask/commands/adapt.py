@@ -21,6 +21,7 @@ from ..objectives import Context, Objective, ObjectiveConfig, objective_named
 from ..objectives.contrast import ContrastConfig
 from ..objectives.swav import SwAVConfig
 from ..preprocessing import Preprocessing, preprocessing_for
+from ..settings import to_dict
 from ..training.config import RunConfig, preset_named
 from ..training.display import Display
 from ..training.guard import Guard
@@ -45,12 +46,12 @@ class AdaptConfig(RunConfig):
 
     lr: learning rate of the scores; with `per_tensor`, how far all layers together move in the whole run.
     heads_first: share of the run in which the heads learn alone.
-    objective: what is learned, with its settings.
+    objective: what is learned.
     views: what is made of an image, by default what suits the objective; its `size` only gives the proportion of small
         crops to large ones.
     gate: hold some images out, measure on them whether the representation gets better, and keep the best point, or the
         frozen backbone: the mask is then the identity.
-    quality_every: steps between two such measurements.
+    quality_every: steps between two measurements of the gate.
     """
 
     lr: float = 50.0
@@ -80,9 +81,13 @@ class AdaptConfig(RunConfig):
     def chosen_views(self) -> ViewsConfig:
         return self.objective.views if self.views is None else self.views
 
+    def suggested(self, part: str) -> ViewsConfig:
+        """What `views` would be, were only some of it given."""
+        assert part == "views"
+        return self.chosen_views
+
     def to_dict(self) -> dict[str, Any]:
-        objective = {"name": self.objective.name, **dataclasses.asdict(self.objective)}
-        return {**super().to_dict(), "objective": objective, "views": dataclasses.asdict(self.chosen_views)}
+        return {**super().to_dict(), "views": to_dict(self.chosen_views)}
 
 
 # `fast` helps within minutes, on any backbone, and knows whether it helped; docs/recipe.md has the why of every part.

@@ -8,7 +8,7 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, cast, get_args
 
 import torch
 from safetensors.torch import save
@@ -25,13 +25,18 @@ from ..maskfile import Fingerprints
 from ..objectives.heads import LinearHead
 from ..preprocessing import Preprocessing
 from ..report.comparison import Cell, Comparison
+from ..settings import to_dict
 from ..training import Processes, open_folder
+from ..training.display import StagesDisplay
 from ..training.methods import MethodName, need_peft
-from ..training.stages import StagesDisplay
 from .adapt import AdaptConfig, adapt
 from .train import TrainConfig, train
 
 CompareMethod = Literal["frozen", "mask", "self-mask", "full", "linear", "lora", "bitfit"]
+GROWING = ("methods", "label_fractions", "seeds")
+"""Settings that may change from one call to the next: they only say which cells there are."""
+APART = frozenset({"steps", "epochs", "lr"})
+"""Settings that mean something else for self-mask than for runs with labels, and are changed apart."""
 _A_PROBE = 10  # what a cell without training costs, in steps: only the estimate of time left needs to know
 
 
@@ -40,20 +45,17 @@ class CompareConfig:
     """What is compared.
 
     methods: "frozen" and "self-mask" are probed linearly, with the labels of the cell; all others are trained on them.
-    label_fractions, seeds: each method is run with each share of the labels and each seed, which decides which labels.
-    stratified: the same share of every class, or of all images at random.
-    preset, size, batch_size: of the runs. steps: of those with labels; adapt_steps: of those without.
+    label_fractions: each method is run with each of these shares of the labels.
+    seeds: and with so many seeds, which decide which labels.
+    train: of the runs with labels; method, share of the labels and seed are those of the cell.
+    adapt: of self-mask; the seed is that of the cell.
     """
 
     methods: Sequence[CompareMethod] = get_args(CompareMethod)
     label_fractions: Sequence[float] = (0.01, 0.05, 0.25, 1.0)
     seeds: int = 3
-    stratified: bool = True
-    preset: str = "fast"
-    steps: int | None = None
-    adapt_steps: int | None = None
-    size: int | None = None
-    batch_size: int = 64
+    train: TrainConfig = dataclasses.field(default_factory=lambda: TrainConfig.preset("fast", track=()))
+    adapt: AdaptConfig = dataclasses.field(default_factory=lambda: AdaptConfig.preset("fast", track=()))
 
     def __post_init__(self) -> None:
         for method in self.methods:
@@ -75,19 +77,34 @@ class CompareConfig:
             for method in dict.fromkeys(self.methods)
         ]
 
-    def train(self, cell: Cell) -> TrainConfig:
-        return TrainConfig.preset(
-            self.preset,
-            **{"method": cell.method, "label_fraction": cell.share, "seed": cell.seed, "stratified": self.stratified},
-            **self._common(self.steps),
+    @staticmethod
+    def preset(name: str, **changes: Any) -> CompareConfig:
+        """A preset of all runs, with some settings changed; those of both kinds of runs are changed in both.
+
+        `steps` are of runs with labels, `adapt_steps` of those without.
+        """
+        own = {key: changes.pop(key) for key in GROWING if key in changes}
+        steps = changes.pop("adapt_steps", None)
+        known, adapting = ({field.name for field in dataclasses.fields(cls)} for cls in (TrainConfig, AdaptConfig))
+        train = {key: value for key, value in changes.items() if key in known or key not in adapting}
+        adapt = {key: value for key, value in changes.items() if key in adapting - APART}
+        return CompareConfig(
+            **own,
+            train=TrainConfig.preset(name, **{"track": (), **train}),
+            adapt=AdaptConfig.preset(name, **{"track": (), **adapt, **({} if steps is None else {"steps": steps})}),
         )
 
-    def adapt(self, seed: int) -> AdaptConfig:
-        return AdaptConfig.preset(self.preset, seed=seed, **self._common(self.adapt_steps))
+    def training(self, cell: Cell) -> TrainConfig:
+        return dataclasses.replace(
+            self.train, method=cast(MethodName, cell.method), label_fraction=cell.share, seed=cell.seed
+        )
 
-    def _common(self, steps: int | None) -> dict[str, Any]:
-        length = {} if steps is None else {"steps": steps}
-        return {"size": self.size, "batch_size": self.batch_size, "track": (), **length}
+    def adaptation(self, seed: int) -> AdaptConfig:
+        return dataclasses.replace(self.adapt, seed=seed)
+
+    def to_dict(self) -> dict[str, Any]:
+        """All settings as plain values, ready for JSON."""
+        return to_dict(self)
 
 
 def compare(
@@ -98,6 +115,7 @@ def compare(
     *,
     out: str | Path,
     about: Mapping[str, Any] | None = None,
+    max_bad: float = 0.05,
     display: StagesDisplay | None = None,
 ) -> Comparison:
     """Run all cells that are not finished in `out`, and return all that are.
@@ -105,22 +123,21 @@ def compare(
     load: makes the backbone anew; methods change it.
     images, test: labelled, with the same classes; test images are only ever measured with.
     """
-    config, display = config or CompareConfig(), display or StagesDisplay(None)
+    config, display = config or CompareConfig(), display or StagesDisplay()
     if Processes().count > 1:
         raise ConfigError("a comparison runs in one process", todo="start it without torchrun")
     backbone = load()
     _check(config, images)
     with open_folder(Path(out), True, Processes()) as folder:
         assert folder is not None
-        names = ("stratified", "preset", "steps", "adapt_steps", "size", "batch_size")
-        settings = {name: getattr(config, name) for name in names}
         facts = {
             "base": Fingerprints().of(backbone.model.state_dict())[:16],
             "images": identity(images)[:16],
             "test": identity(test)[:16],
         }
-        folder.begin({"verb": "compare", **(about or {}), "backbone": backbone.name}, settings, facts)
-        runner = _Runner(load, images, test, config, folder.path, display, (about or {}).get("weights"))
+        about = {"verb": "compare", **(about or {}), "backbone": backbone.name, "max_bad": max_bad}
+        folder.begin(about, config.to_dict(), facts, free=GROWING)
+        runner = _Runner(load, images, test, config, folder.path, display, about.get("weights"), max_bad)
         costs = {cell.title: runner.cost(cell) for cell in config.cells}
         with display.stages(costs, [cell.title for cell in config.cells if runner.is_finished(cell)]):
             for cell in config.cells:
@@ -136,14 +153,14 @@ def _check(config: CompareConfig, images: Images) -> None:
     assert images.labels is not None
     for share in config.label_fractions:
         for seed in range(config.seeds):
-            label_split(images.labels, share, seed, stratified=config.stratified, classes=images.classes)
+            label_split(images.labels, share, seed, stratified=config.train.stratified, classes=images.classes)
     if "lora" in config.methods:
         need_peft()
     # An adaptation holds a fifth of the images out.
-    if "self-mask" in config.methods and len(images) - len(images) // 5 < config.batch_size:
+    if "self-mask" in config.methods and len(images) - len(images) // 5 < config.adapt.batch_size:
         raise TooFewImagesError(
             "there are fewer images than a batch of self-mask holds",
-            expected=f"{config.batch_size} besides the fifth that is held out",
+            expected=f"{config.adapt.batch_size} besides the fifth that is held out",
             found=f"{len(images)} images",
             todo=f"make the batch smaller: --batch-size {max(2, len(images) // 2)}",
         )
@@ -161,17 +178,18 @@ class _Runner:
         folder: Path,
         display: StagesDisplay,
         weights: str | None,
+        max_bad: float,
     ) -> None:
         self.load, self.images, self.test, self.config = load, images, test, config
-        self.folder, self.display, self.weights = folder, display, weights
+        self.folder, self.display, self.weights, self.max_bad = folder, display, weights, max_bad
         self._vectors: dict[str, list[_Part]] = {}
 
     def cost(self, cell: Cell) -> int:
         if cell.method in get_args(MethodName):
-            return self.config.train(cell).number_of_steps(max(1, round(len(self.images) * cell.share) // 64))
+            return self.config.training(cell).number_of_steps(max(1, round(len(self.images) * cell.share) // 64))
         if cell.method == "self-mask" and cell.share == min(self.config.label_fractions):
             # Two views and the frozen backbone's are three times one view.
-            return _A_PROBE + 3 * self.config.adapt(cell.seed).number_of_steps(len(self.images) // 64)
+            return _A_PROBE + 3 * self.config.adaptation(cell.seed).number_of_steps(len(self.images) // 64)
         return _A_PROBE
 
     def place(self, cell: Cell) -> Path:
@@ -201,12 +219,13 @@ class _Runner:
     def _train(self, cell: Cell, backbone: Backbone) -> None:
         try:
             train(
-                *(backbone.model, self.images, self.config.train(cell)),
+                *(backbone.model, self.images, self.config.training(cell)),
                 test=self.test,
                 out=self.place(cell),
                 resume=True,
                 preprocessing=backbone.preprocessing,
                 about={"backbone": backbone.name, "weights": self.weights},
+                max_bad=self.max_bad,
                 display=self.display,
             )
         except DivergedRunError as error:  # it would again: a result, too, if a poor one
@@ -220,18 +239,19 @@ class _Runner:
         if which not in self._vectors:
             backbone = self.load()
             result = adapt(
-                *(backbone.model, self.images, self.config.adapt(seed)),
+                *(backbone.model, self.images, self.config.adaptation(seed)),
                 out=self.folder / which,
                 resume=True,
                 preprocessing=backbone.preprocessing,
                 about={"backbone": backbone.name, "weights": self.weights},
+                max_bad=self.max_bad,
                 display=self.display,
             )
             self._vectors[which] = self._embedded(result.model, backbone.preprocessing)
         return (self.folder / which / RunFile.MASK).stat().st_size
 
     def _embedded(self, model: nn.Module, how: Preprocessing) -> list[_Part]:
-        size = self.config.size
+        size = self.config.adapt.size
         how = how if size is None else dataclasses.replace(how, size=(size, size))
         found = []
         for images in (self.images, self.test):
@@ -246,7 +266,7 @@ class _Runner:
             self._vectors[which] = self._embedded(backbone.model, backbone.preprocessing)
         train, test = self._vectors[which]
         # Of all labels, those of unreadable images included: every method is to see the same.
-        split = label_split(self.images.labels or [], cell.share, cell.seed, stratified=self.config.stratified)
+        split = label_split(self.images.labels or [], cell.share, cell.seed, stratified=self.config.train.stratified)
         wanted = set(split)
         chosen = [row for row, number in enumerate(train.numbers) if number in wanted]
         probe = linear_probe_fit(train.vectors[chosen], train.labels[chosen])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,8 @@ def pretrain(
     config: PretrainConfig | None = None,
     *,
     resume: bool = False,
+    about: Mapping[str, Any] | None = None,
+    max_bad: float = 0.05,
     display: Display | None = None,
 ) -> Path:
     """Train the tiny backbone from random weights; return the file of its weights.
@@ -72,7 +75,8 @@ def pretrain(
     Without labels: SwAV, as an adaptation does, but on the weights themselves. With labels: cross-entropy on one view.
     """
     recipe = Pretraining(images, config or PretrainConfig())
-    run(recipe, out=out, resume=resume, about={"images": str(images), "backbone": "selfmask/tiny"}, display=display)
+    about = {"images": str(images), "backbone": "selfmask/tiny", **(about or {})}
+    run(recipe, out=out, resume=resume, about=about, max_bad=max_bad, display=display)
     return out / WEIGHTS
 
 

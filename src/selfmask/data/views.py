@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections import defaultdict
 from collections.abc import Sequence
+from typing import Any, Self
 
 import torch
 import torchvision.transforms.v2.functional as TF
@@ -33,12 +34,18 @@ _NUMBERS = {
 class ViewsConfig:
     """Which views are made of an image; the defaults are those of SwAV, and of the paper.
 
-    size, small_size: of a large and a small crop in pixels; by default a small one is 96/224 of a large one,
-        rounded up to a multiple of 8.
-    large, small: how many of each.
-    large_scale, small_scale: the share of the image's area that a crop covers.
+    size: of a large crop, in pixels.
+    small_size: of a small one; by default 96/224 of a large one, rounded up to a multiple of 8.
+    large: how many large crops of each image.
+    small: how many small ones.
+    large_scale: the share of the image's area that a large crop covers, from and to.
+    small_scale: the same of a small one.
     jitter: strength of brightness, contrast, saturation and hue.
-    jitter_p, grey_p, blur_p, solarise_p, flip_p: how often.
+    jitter_p: how often colours are jittered, from 0 to 1.
+    grey_p: how often a crop becomes grey.
+    blur_p: how often it is blurred.
+    solarise_p: how often it is solarised.
+    flip_p: how often it is mirrored.
     blur_sigma: range of the Gaussian's standard deviation when `size` is 224; it is scaled with `size`.
     """
 
@@ -76,6 +83,12 @@ class ViewsConfig:
             (value,) = _numbers(name, [getattr(self, name)], 1)
             if not 0 <= value <= 1:
                 raise ConfigError(f"{name} is out of range", expected="0 to 1", found=value)
+
+    def changed(self, **changes: Any) -> Self:
+        """With some settings changed; small crops keep the default proportion to large ones, unless it is given."""
+        if "size" in changes:
+            changes = {"small_size": None, **changes}
+        return dataclasses.replace(self, **changes)
 
     @property
     def numbers(self) -> dict[str, int]:

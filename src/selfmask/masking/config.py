@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Self, get_args
 
 from ..errors import ConfigError
 from .rules import RULES, ScoreInit
@@ -18,15 +18,17 @@ NormPolicy = Literal["adapt", "frozen", "recalibrate", "anchored"]
 class MaskConfig:
     """How scores become masks, and which weights carry a score.
 
-    rule: "threshold" (m = [s > mu], the paper), "topk" (the `active_share` highest scores of each tensor) or
-        "progressive_topk" (top-k whose share falls from 1 to `active_share` as training progresses).
-    mu, s0: threshold and start of the scores; the paper proves that one learning rate subsumes both.
+    rule: how scores become a mask: "threshold" (m = [s > mu], the paper), "topk" (the `active_share` highest scores of
+        each tensor) or "progressive_topk" (top-k whose share falls from 1 to `active_share` as training progresses).
+    mu: threshold of the scores; the paper proves that one learning rate subsumes it, and `s0`.
+    s0: start of the scores.
     active_share: share of weights that stay on under the top-k rules.
-    score_init: "constant" (s0) or "kaiming"; by default constant, and Kaiming for plain top-k.
-    select: "auto", "paper-resnet", "paper-vit", "all", "stages:A-B" (0 is the stem) or glob patterns of names.
+    score_init: how scores start: "constant" (s0) or "kaiming"; by default constant, and Kaiming for plain top-k.
+    select: which parameters: "auto", "paper-resnet", "paper-vit", "all", "stages:A-B" (0 is the stem) or glob
+        patterns of names.
     exclude: glob patterns of parameter names to leave alone.
-    fraction, fraction_by: only this share of each tensor's weights carries a score, chosen at random (`seed`)
-        or by largest magnitude; the others stay on and cost no storage.
+    fraction: only this share of each tensor's weights carries a score; the others stay on and cost no storage.
+    fraction_by: that share is chosen at random (by the seed of the mask) or by largest magnitude.
     seed: of the random choice and of the Kaiming start.
     detach_alpha: leave alpha out of the gradient; by default it is the total derivative dL/dM.
     norm: what happens to batch-norm statistics: "adapt" (they move in train mode), "frozen",
@@ -34,7 +36,7 @@ class MaskConfig:
         what the mask does but not what the images are like; see `MaskedModel.anchor`).
     """
 
-    rule: str = "threshold"
+    rule: str = dataclasses.field(default="threshold", metadata={"choices": RULES})
     mu: float = 0.0
     s0: float = 1.0
     active_share: float = 0.5
@@ -68,6 +70,12 @@ class MaskConfig:
         if not isinstance(self.select, str):
             object.__setattr__(self, "select", _patterns("select", self.select))
         object.__setattr__(self, "exclude", _patterns("exclude", self.exclude))
+
+    def changed(self, **changes: Any) -> Self:
+        """With some settings changed; scores then start as suits the rule, unless that is said too."""
+        if changes.get("rule", self.rule) != self.rule:
+            changes = {"score_init": None, **changes}
+        return dataclasses.replace(self, **changes)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, ready for JSON; `from_dict` takes them back."""

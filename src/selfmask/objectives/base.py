@@ -100,6 +100,11 @@ class ObjectiveConfig(ABC):
     @abstractmethod
     def build(self, context: Context) -> Objective: ...
 
+    @classmethod
+    def kinds(cls) -> Mapping[str, type[ObjectiveConfig]]:
+        """All objectives there are, by name."""
+        return OBJECTIVES
+
 
 OBJECTIVES: dict[str, type[ObjectiveConfig]] = {}
 T = TypeVar("T", bound=ObjectiveConfig)

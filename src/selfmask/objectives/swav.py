@@ -32,7 +32,8 @@ class SwAVConfig(ObjectiveConfig):
     projection: dimensions that features are projected to.
     prototypes: K, how many clusters there are.
     temperature: of the prediction's softmax.
-    epsilon, iterations: of Sinkhorn; a smaller epsilon makes assignments sharper.
+    epsilon: of Sinkhorn; a smaller one makes assignments sharper.
+    iterations: of Sinkhorn.
     queue_length: how many earlier projections take part in an assignment, 0 for none. Small batches need them: K
         prototypes cannot share out fewer images than K. Best a multiple of the batch over all processes.
     queue_start: share of the run after which the queue begins to fill (epoch 30 of 150); it is used once it is full.

@@ -8,6 +8,7 @@ from typing import Any, Literal, Self, get_args
 
 from ..errors import ConfigError
 from ..masking import MaskConfig
+from ..settings import to_dict
 
 Precision = Literal["auto", "float32", "bfloat16"]
 _EPOCHS = 150  # of the paper, where neither steps nor epochs are given
@@ -23,7 +24,7 @@ class LoopConfig:
     warmup: share of the run in which learning rates rise linearly; they then follow a cosine to 0.
     accumulate: parts that each batch is cut into, to need less memory; gradients are added up. To SwAV every part is a
         batch of its own: it assigns within it.
-    precision: auto is bfloat16 where a GPU has it, else float32.
+    precision: of the computation; auto is bfloat16 where a GPU has it, else float32.
     compile: run the model through torch.compile.
     sync_norm: with several processes, batch norm over all their batches and not each one's own.
     workers: processes that make views ahead; by default none on a CPU, which training keeps busy, else up to 8.
@@ -111,7 +112,7 @@ class RunConfig(LoopConfig):
 
     def to_dict(self) -> dict[str, Any]:
         """All settings as plain values, ready for JSON."""
-        return dataclasses.asdict(self)
+        return to_dict(self)
 
 
 def preset_named(presets: Mapping[str, Any], name: str) -> Any:

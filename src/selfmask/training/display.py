@@ -1,24 +1,18 @@
-"""What the user sees of a run: one live line in a terminal, plain lines elsewhere, nothing when quiet."""
+"""What a run tells whoever watches it; how that is shown is theirs."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
-
-from rich.console import Console, RenderableType
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.text import Text
-
-from ..objectives import Health
-
-_PLAIN_EVERY = 10.0  # seconds between plain lines
 
 Count = Callable[[int, int], None]
 
 
 class Display(Protocol):
+    """Watches one run."""
+
     def decoding(self, total: int) -> AbstractContextManager[Count | None]: ...
     def training(self, steps: int) -> AbstractContextManager[None]: ...
     def line(self, line: Mapping[str, Any]) -> None: ...
@@ -43,78 +37,67 @@ class QuietDisplay:
         pass
 
 
-class _WithNumbers(Progress):
-    """A bar, and under it the numbers: on one line, a narrow terminal would cut off the time left."""
+class StagesDisplay(QuietDisplay):
+    """Watches a job of many stages, some of which are runs: how far each is, weighed by what it costs. Says nothing."""
 
-    def get_renderables(self) -> Iterator[RenderableType]:
-        yield from super().get_renderables()
-        yield from (Text(task.description, style="dim") for task in self.tasks if task.description)
-
-
-class ConsoleDisplay:
-    """Step, loss against ln K, active share, flips, speed and time left; a bar that is drawn over in a terminal."""
-
-    def __init__(self, console: Console) -> None:
-        self.console = console
-        self._bar: Progress | None = None
-        self._steps = 0
-        self._first: tuple[int, float] | None = None  # the first step that was reported, and when
-        self._said = 0.0
-        self._quality = ""  # as last measured, which is not on every line
+    def __init__(self) -> None:
+        self.costs: Mapping[str, float] = {}
+        self.shares: dict[str, float] = {}
+        """How far each stage is, from 0 to 1."""
+        self._before = self._start = 0.0  # what earlier processes had done, and when this one began
+        self._stage: str | None = None
+        self._steps = 1
 
     @contextmanager
-    def decoding(self, total: int) -> Iterator[Count | None]:
-        if not self.console.is_terminal:
-            yield None
-            return
-        with self._progress("decoding images", total) as bar:
-            yield lambda done, _: bar.update(bar.task_ids[0], completed=done)
+    def stages(self, costs: Mapping[str, float], finished: Collection[str]) -> Iterator[None]:
+        """Within, stages of these names run; the cost of each is in any unit. `finished` were done before."""
+        self.costs, self._start = costs, time.monotonic()
+        self.shares = {name: float(name in finished) for name in costs}
+        self._before = self.done
+        if finished:
+            self.say(f"{len(finished)} of {len(costs)} are finished already")
+        yield
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Run one stage; `line`, `share` and `count` then are about it."""
+        self._stage, start = name, time.monotonic()
+        self.share(0.0)
+        yield
+        self.finished(name, time.monotonic() - start)
+        self._stage = None
+
+    def finished(self, name: str, seconds: float) -> None:
+        """A stage has ended, here or elsewhere."""
+        self.share(1.0, name)
+        took, done = time.monotonic() - self._start, self.done
+        left = (sum(self.costs.values()) - done) * took / max(done - self._before, 1e-9)
+        count = sum(share == 1 for share in self.shares.values())
+        self.say(f"{count}/{len(self.costs)}  {name}: {seconds:.0f} s; about {_duration(left)} left")
+
+    def share(self, share: float, name: str | None = None) -> None:
+        """How far a stage is: this one, or one that runs elsewhere."""
+        name = name or self._stage
+        if name is not None and name in self.costs:
+            self.shares[name] = min(1.0, share)
+
+    @property
+    def done(self) -> float:
+        """What all stages together have done, in the unit of the costs."""
+        return sum(cost * self.shares[name] for name, cost in self.costs.items())
+
+    def count(self, done: int, total: int) -> None:
+        """How far this stage is, in images."""
+        self.share(done / max(1, total))
 
     @contextmanager
     def training(self, steps: int) -> Iterator[None]:
-        self._steps, self._first, self._said = steps, None, time.monotonic()
-        if not self.console.is_terminal:
-            yield
-            return
-        try:
-            with self._progress("training", steps) as self._bar:
-                yield
-        finally:
-            self._bar = None
-
-    def _progress(self, what: str, total: int) -> Progress:
-        columns = (TextColumn(what), BarColumn(24), MofNCompleteColumn(), TimeRemainingColumn(compact=True))
-        bar = _WithNumbers(*columns, console=self.console, transient=True, speed_estimate_period=600)
-        bar.add_task("", total=total)
-        return bar
-
-    def say(self, text: str) -> None:
-        self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+        self._steps = steps
+        yield
 
     def line(self, line: Mapping[str, Any]) -> None:
-        text, step, now = describe(line), line["step"], time.monotonic()
-        if "trouble" in line:
-            self.say(f"step {step}: {line['trouble']}; {line['answer']}")
-        if "quality" in line:
-            self._quality = f"  quality {line['quality']:.3f}"
-        text += self._quality
-        if self._bar is not None:
-            self._bar.update(self._bar.task_ids[0], completed=step, description=text)
-            return
-        self._first = self._first or (step, now)
-        if now - self._said < _PLAIN_EVERY and step < self._steps:
-            return
-        self._said = now
-        first, start = self._first
-        left = f"  {(now - start) / (step - first) * (self._steps - step):.0f} s left" if step > first else ""
-        self.say(f"step {step}/{self._steps}  {text}{left}")
+        self.share(line["step"] / self._steps * 0.99)  # what comes after the last step takes a moment, too
 
 
-def describe(line: Mapping[str, Any]) -> str:
-    guess = Health.of_line(line).guess
-    parts = [f"loss {line['loss']:.3f}" + (f" (ln K {guess:.2f})" if guess is not None else "")]
-    if "active" in line:
-        parts += [f"active {line['active']:.2%}", f"{line['flips']:.0f} flips/step"]
-    if "accuracy" in line:
-        parts.append(f"accuracy {line['accuracy']:.3f}")
-    return "  ".join([*parts, f"{line['images_per_second']:.0f} images/s"])
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"

@@ -13,7 +13,7 @@ import io
 import json
 import os
 import platform
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from importlib.metadata import version
 from pathlib import Path
@@ -39,7 +39,7 @@ class RunFolder:
             self.close()
             raise RunExistsError(
                 f"{self.path} holds a run already",
-                todo="continue it with --resume, or choose another folder with --out",
+                todo=f"continue it: --resume {self.path}, or choose another folder: --out",
             )
 
     @property
@@ -77,23 +77,34 @@ class RunFolder:
             left.unlink(missing_ok=True)  # half-written by a run that was killed
         return lock
 
-    def begin(self, about: Mapping[str, Any], config: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
+    def begin(
+        self,
+        about: Mapping[str, Any],
+        config: Mapping[str, Any],
+        facts: Mapping[str, Any],
+        free: Sequence[str] = (),
+    ) -> None:
         """Say what the run is, or see that it is the one that began here.
 
         about: names, of images and backbone say, that may change. config: the settings. facts: what else decides the
-        result. Settings that only say how to log and save may change as well.
+        result. Settings that only say how to log and save may change, and so may those that are `free`: what was asked
+        for last is what the folder says.
         """
         content = json.loads(json.dumps({**about, "config": config, "facts": facts}))
         if not self._has_work:
             self.write_json(RunFile.ENVIRONMENT, environment())
             self.write_json(RunFile.CONFIG, content)
-        elif differ := differences(_deciding(self.read_json(self.path / RunFile.CONFIG)), _deciding(content)):
+            return
+        before = self.read_json(self.path / RunFile.CONFIG)
+        if differ := differences(_deciding(before, free), _deciding(content, free)):
             raise RunMismatchError(
                 f"{self.path} was begun with other settings",
                 expected=", ".join(f"{key} = {old!r}" for key, (old, _) in differ.items()),
                 found=", ".join(f"{key} = {new!r}" for key, (_, new) in differ.items()),
                 todo="resume with the settings it began with, or choose another folder with --out",
             )
+        if any(before["config"].get(name) != content["config"].get(name) for name in free):
+            self.write_json(RunFile.CONFIG, content)
 
     def read_json(self, file: Path) -> dict[str, Any]:
         try:
@@ -183,11 +194,18 @@ def open_folder(path: Path, resume: bool, processes: Processes) -> Iterator[RunF
         yield folder
 
 
-def _deciding(content: Mapping[str, Any]) -> dict[str, Any]:
+def _deciding(content: Mapping[str, Any], free: Sequence[str]) -> dict[str, Any]:
     """What of a config.json decides the result."""
-    config = content.get("config", {})
-    settings = {key: value for key, value in config.items() if key not in ASIDE}
-    return {**content.get("facts", {}), "config": settings}
+    settings = {key: value for key, value in content.get("config", {}).items() if key not in free}
+    return {**content.get("facts", {}), "config": _without_asides(settings)}
+
+
+def _without_asides(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        key: _without_asides(value) if isinstance(value, Mapping) else value
+        for key, value in settings.items()
+        if key not in ASIDE
+    }
 
 
 def differences(before: Mapping[str, Any], after: Mapping[str, Any], prefix: str = "") -> dict[str, tuple[Any, Any]]:

@@ -131,7 +131,7 @@ def train(
             if stop:  # after the last step too: whoever calls may have more to do
                 raise InterruptedRunError(
                     f"stopped after step {done} of {steps}; everything is saved",
-                    todo="run the same command again to go on from there (`adapt` and `train`: with --resume)",
+                    todo="go on from there: --resume and the run folder; a cascade, by the same command again",
                 )
     if isinstance(model, MaskedModel):
         model.progress = 1.0

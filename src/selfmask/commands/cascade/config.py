@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 from ...cascade.config import ShapeConfig
+from ...settings import to_dict
 from ...training.seeds import derive
 from ..adapt import AdaptConfig
 
@@ -42,4 +43,5 @@ class CascadeConfig(ShapeConfig):
         return dataclasses.replace(self.adapt, seed=seed, epochs=epochs)
 
     def to_dict(self) -> dict[str, Any]:
-        return {**dataclasses.asdict(self), "adapt": self.adapt.to_dict()}
+        """All settings as plain values, ready for JSON."""
+        return to_dict(self)

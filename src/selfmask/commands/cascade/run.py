@@ -30,7 +30,7 @@ from ...masking import MaskedModel
 from ...preprocessing import Preprocessing, preprocessing_for
 from ...running import best_device
 from ...training import Processes, RunFolder, open_folder
-from ...training.stages import StagesDisplay
+from ...training.display import StagesDisplay
 from ...training.start import Start
 from .config import CascadeConfig
 from .expert import run_adapt, train_expert
@@ -63,7 +63,7 @@ def fit_cascade(
     dispatcher: a run folder or a mask file, to take instead of adapting one.
     workers: experts that are trained at a time, each in a process of its own.
     """
-    display = display or StagesDisplay(None)
+    display = display or StagesDisplay()
     if workers < 1:
         raise ConfigError("experts need a process to be trained in", expected="1 or more workers", found=workers)
     with tempfile.TemporaryDirectory() if out is None else nullcontext(str(out)) as place:

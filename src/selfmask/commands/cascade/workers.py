@@ -20,8 +20,8 @@ from ...cascade.model import expert_name
 from ...errors import ConfigError, InterruptedRunError, RunError, SelfmaskError
 from ...files import RunFile
 from ...memory import keep_memory
+from ...training.display import StagesDisplay
 from ...training.loop import stop_flag
-from ...training.stages import StagesDisplay
 from .expert import train_expert
 from .job import Job
 

@@ -6,7 +6,7 @@ import io
 
 from rich.console import Console
 
-from selfmask.training.display import ConsoleDisplay, describe
+from selfmask.cli.display import ConsoleDisplay, ConsoleStages, describe
 
 LINE = {"loss": 4.5, "ln_k": 6.215, "active": 0.9876, "flips": 12.4, "images_per_second": 345.6}
 
@@ -50,3 +50,15 @@ def test_in_a_terminal_one_bar_moves_and_is_gone_at_the_end() -> None:
         display._bar.refresh()
     assert "10/20" in out.getvalue()
     assert "loss 4.500" in out.getvalue()
+
+
+def test_of_stages_it_says_how_many_are_done_and_how_long_the_rest_takes() -> None:
+    out = io.StringIO()
+    display = ConsoleStages(Console(file=out, width=100))
+    costs = dict.fromkeys(["one", "two", "three"], 10.0)
+    with display.stages(costs, ["one"]), display.stage("two"), display.training(8):
+        display.line({"step": 4})
+    said = out.getvalue()
+    assert "1 of 3 are finished already" in said
+    assert "2/3  two" in said
+    assert "left" in said

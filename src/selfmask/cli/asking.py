@@ -1,0 +1,259 @@
+"""What a run was asked for: by options, by a config file, or by the run that is to be continued."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Generic, TypeVar
+
+import typer
+
+from ..configfile import ConfigFile, read_config_file
+from ..data.named import BUNDLED
+from ..errors import ConfigError, RunDamagedError, RunMismatchError
+from ..files import RunFile
+from ..settings import Tree, Where, hints_of, leaves, merged, typed
+from ..training.config import ASIDE
+from .options import Given, Verb
+
+ImagesArgument = Annotated[
+    str | None, typer.Argument(help="A folder, a list file, an .npz file or the name of a data set.")
+]
+LabelledArgument = Annotated[
+    str | None,
+    typer.Argument(help="Labelled images: a folder with a folder for each class, or the name of a data set."),
+]
+BackboneOption = Annotated[
+    str | None, typer.Option(help="Which backbone; see `selfmask backbones`.", show_default="resnet50")
+]
+ResumeOption = Annotated[
+    Path | None, typer.Option(metavar="RUN", help="Continue the run in this folder, exactly; nothing else is needed.")
+]
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE", help="Settings, .toml, .yaml or .json; or a run folder, to take its. Options may add to it."
+    ),
+]
+WeightsOption = Annotated[
+    Path | None, typer.Option(help="A file with the backbone's weights.", rich_help_panel="Running")
+]
+MaxBadOption = Annotated[
+    float | None,
+    typer.Option(help="Share of images that may be unreadable.", show_default="0.05", rich_help_panel="Running"),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Names:
+    """What a run is about, besides its settings; a run folder keeps it."""
+
+    images: str | None = None
+    backbone: str | None = "resnet50"
+    weights: str | None = None
+    preset: str | None = "fast"
+    max_bad: float = 0.05
+
+
+_PLACES = ("images", "weights", "dispatcher")
+"""Names of files: they may have moved, and then what is in them decides."""
+_FREE = ("max_bad", "workers")
+"""What may change when a run is resumed, besides settings that do not decide the result."""
+_INSIDE = "config"  # where a run's own file has the settings
+N = TypeVar("N", bound=Names)
+C = TypeVar("C")
+
+
+@dataclasses.dataclass(frozen=True)
+class Asked(Generic[N, C]):
+    """All of it. `out` is None where the folder is left to the verb."""
+
+    names: N
+    config: C
+    out: Path | None
+    resume: bool
+
+    @property
+    def images(self) -> str:
+        if self.names.images is None:
+            raise ConfigError("no images are given", todo="name a folder, or a run to continue: --resume RUN")
+        return self.names.images
+
+    @property
+    def weights(self) -> Path | None:
+        return None if self.names.weights is None else Path(self.names.weights)
+
+    @property
+    def backbone(self) -> str:
+        if self.names.backbone is None:
+            raise ConfigError("the run does not say which backbone it has", todo="name it: --backbone")
+        return self.names.backbone
+
+    def folder(self, ending: str = "") -> Path:
+        """The run folder: as asked for, or named after the images."""
+        return self.out or Path("runs") / f"{Path(self.images).resolve().stem}{ending}"
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """What the run folder should keep, to be continued from it alone."""
+        return dataclasses.asdict(self.names)
+
+
+@dataclasses.dataclass
+class _Source:
+    """Names and settings from one place, and where in it."""
+
+    names: Tree
+    settings: Tree
+    where: Where
+
+
+def ask(
+    verb: Verb,
+    names: type[N],
+    given: Mapping[str, Any],
+    settings: Given,
+    *,
+    out: Path | None,
+    resume: Path | None,
+    config: Path | None,
+) -> Asked[N, Any]:
+    """Bring together what was asked for; what contradicts itself, or the run to be resumed, is refused.
+
+    given: names as options; those that are None were not given.
+    """
+    own = {name: str(value) if isinstance(value, Path) else value for name, value in given.items() if value is not None}
+    marks: dict[tuple[str, ...], str] = {(name,): f"--{name.replace('_', '-')}" for name in own}
+    marks |= {("images",): "the argument", ("class_names",): "--classes", ("templates",): "--template"}
+    options = _Source(_resolved(typed(names, own)), settings.tree, Where("", {**marks, **settings.marks}))
+    file = None if config is None else _of_file(verb, names, _config_file(config))
+    run = None if resume is None else _of_run(verb, names, resume)
+    sources = [source for source in (run, file, options) if source is not None]
+    told: N = merged(names, _joined(*(source.names for source in sources)))
+    if not verb.presets:
+        told = dataclasses.replace(told, preset=None)
+    elif told.preset not in (None, *verb.presets):
+        raise ConfigError(f"there is no preset {told.preset!r}", expected=" or ".join(verb.presets))
+    start = base = verb.start(told.preset or "fast", _joined(*(source.settings for source in sources)))
+    tree = Tree()
+    for source in sources:  # which settings an objective has depends on the one that was chosen before
+        source.settings = typed(base, source.settings, source.where)
+        tree = _joined(tree, source.settings)
+        base = base if source is options else merged(start, tree)
+    if run is not None and resume is not None:
+        for source in sources[1:]:
+            _check_run(verb, resume, run, source)
+        if out is not None and out.resolve() != resume.resolve():
+            raise RunMismatchError("one run is to be continued, and another begun", expected=resume, found=out)
+    if file is not None:
+        _check(file, options)
+    return Asked(told, merged(start, tree), resume or out, resume is not None)
+
+
+def of_run(verb: Verb, names: type[N], folder: Path, **moved: Any) -> Asked[N, Any]:
+    """What a run was asked for when it was begun; some of its files may be elsewhere here."""
+    return ask(verb, names, moved, Given({}, {}), out=None, resume=folder, config=None)
+
+
+def _config_file(path: Path) -> ConfigFile:
+    return read_config_file(path / RunFile.CONFIG if path.is_dir() else path)
+
+
+def _of_file(verb: Verb, names: type[Names], file: ConfigFile) -> _Source:
+    """A file that the user wrote, or one that a run keeps: there, settings are a part of it."""
+    values, place = dict(file.values), tuple[str, ...]()
+    if isinstance(values.get(_INSIDE), Mapping) and "verb" in values:
+        if values["verb"] != verb.name:
+            raise ConfigError(
+                f"{file.path} is of `selfmask {values['verb']}`", expected=verb.name, todo="take another file"
+            )
+        settings, place = values.pop(_INSIDE), (_INSIDE,)
+        values = {key: value for key, value in values.items() if key in hints_of(names)}
+    else:
+        settings = {key: values.pop(key) for key in list(values) if key not in hints_of(names)}
+    lines = {path: f"line {line}" for path, line in file.lines.items()}
+    told = typed(names, values, Where(str(file.path), lines))
+    if place:
+        lines = {path[1:]: line for path, line in lines.items() if path[:1] == place and path[1:]}
+    return _Source(_resolved(told), dict(settings), Where(str(file.path), lines, tuple(hints_of(names))))
+
+
+def _of_run(verb: Verb, names: type[Names], folder: Path) -> _Source:
+    file = folder / RunFile.CONFIG
+    if not file.is_file():
+        raise RunDamagedError(
+            f"{folder} is no folder of `selfmask {verb.name}`",
+            expected=f"{RunFile.CONFIG}, as `selfmask {verb.name} --out {folder}` writes it",
+            found="no such file" if folder.is_dir() else "no such folder",
+            todo="check the path; a run that had hardly begun is begun anew",
+        )
+    try:
+        read = read_config_file(file)
+    except ConfigError as error:
+        raise RunDamagedError(error.what, found=error.found, todo="begin anew in another folder: --out") from error
+    if read.values.get("verb") != verb.name or not isinstance(read.values.get(_INSIDE), Mapping):
+        other = read.values.get("verb")
+        raise RunMismatchError(
+            f"the run in {folder} is none of `selfmask {verb.name}`",
+            found=f"one of `selfmask {other}`" if other else "a file without settings",
+            todo=f"selfmask {other} --resume {folder}" if other else "check the path",
+        )
+    return _of_file(verb, names, read)
+
+
+def _resolved(names: Tree) -> Tree:
+    """With whole paths, so that they are found from anywhere; names of data sets stay."""
+    paths = {name: names[name] for name in _PLACES if names.get(name) is not None and names[name] not in BUNDLED}
+    return {**names, **{name: str(Path(path).resolve()) for name, path in paths.items() if Path(path).exists()}}
+
+
+def _joined(*trees: Mapping[str, Any]) -> Tree:
+    """One tree of all; the later ones go first."""
+    found: Tree = {}
+    for tree in trees:
+        for name, value in tree.items():
+            before = found.get(name)
+            both = isinstance(value, Mapping) and isinstance(before, Mapping)
+            found[name] = _joined(before, value) if both and before is not None else value
+    return found
+
+
+def _check(file: _Source, options: _Source) -> None:
+    """An option may add to a config file, but not contradict it."""
+    for before, after in ((file.names, options.names), (file.settings, options.settings)):
+        said = dict(leaves(before))
+        differ = {path: value for path, value in leaves(after) if path in said and said[path] != value}
+        if differ:
+            raise ConfigError(
+                "options contradict the config file",
+                expected=", ".join(f"{_dotted(path)} = {said[path]!r}{file.where.at(path)}" for path in differ),
+                found=", ".join(f"{_dotted(p)} = {value!r}{options.where.at(p)}" for p, value in differ.items()),
+                todo="leave out one of them",
+            )
+
+
+def _dotted(path: tuple[str, ...]) -> str:
+    return ".".join(path)
+
+
+def _check_run(verb: Verb, folder: Path, run: _Source, source: _Source) -> None:
+    """A run goes on as it began."""
+    differ: dict[str, tuple[Any, Any]] = {}
+    for name, value in source.names.items():
+        before = run.names.get(name)
+        moved = name in _PLACES and before is not None and Path(before).is_absolute() and not Path(before).exists()
+        if name not in _FREE and before is not None and before != value and not moved:
+            differ[name] = before, value
+    said = dict(leaves(run.settings))
+    for path, value in leaves(source.settings):
+        if path[-1] not in ASIDE and path[0] not in verb.free and said.get(path) != value:
+            differ[_dotted(path)] = said.get(path), value
+    if differ:
+        raise RunMismatchError(
+            f"{folder} was begun with other settings",
+            expected=", ".join(f"{name} = {old!r}" for name, (old, _) in differ.items()),
+            found=", ".join(f"{name} = {new!r}" for name, (_, new) in differ.items()),
+            todo="leave them out: the run knows its settings; or begin another with --out",
+        )
