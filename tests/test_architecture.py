@@ -1,0 +1,58 @@
+"""Imports: where they stand, and how much they load. The direction is held by import-linter (see pyproject.toml)."""
+
+import ast
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import selfmask
+
+ROOT = Path(selfmask.__file__).parent
+LATE = {  # what may be imported inside a function: extras, and plotting
+    *("open_clip", "peft", "pyarrow", "pyarrow.parquet", "matplotlib.figure"),
+    *("report.page", "report.examples", "outcome"),
+}
+
+
+def late_imports(file: Path) -> list[str]:
+    """The modules that a file imports inside functions."""
+    found: list[str] = []
+    for function in ast.walk(ast.parse(file.read_text())):
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+            for node in ast.walk(function):
+                if isinstance(node, ast.ImportFrom):
+                    found.append(node.module or ".")
+                elif isinstance(node, ast.Import):
+                    found += [alias.name for alias in node.names]
+    return found
+
+
+def test_imports_stand_at_the_top() -> None:
+    files = [file for file in ROOT.rglob("*.py") if file.relative_to(ROOT).parts[0] != "cli"]
+    assert len(files) > 100
+    found = {str(file.relative_to(ROOT)): set(late_imports(file)) - LATE for file in files}
+    assert {file: late for file, late in found.items() if late} == {}
+
+
+def loaded_by(module: str) -> list[str]:
+    code = f"import sys, json, {module}; print(json.dumps(list(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    modules: list[str] = json.loads(done.stdout)
+    return modules
+
+
+@pytest.mark.parametrize(
+    ("module", "most", "without"),
+    [
+        ("selfmask", 2, {"torch", "numpy", "rich", "typer"}),
+        ("selfmask.masking", 25, {"torchvision", "timm", "PIL", "accelerate", "rich", "selfmask.data"}),
+        ("selfmask.commands.adapt", 90, {"timm", "sklearn", "matplotlib", "peft", "transformers", "selfmask.cascade"}),
+    ],
+)
+def test_imports_stay_light(module: str, most: int, without: set[str]) -> None:
+    modules = loaded_by(module)
+    assert len([name for name in modules if name.partition(".")[0] == "selfmask"]) <= most
+    assert not without & set(modules)
