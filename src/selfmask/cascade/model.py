@@ -12,7 +12,6 @@ from typing import Any, get_args
 import torch
 from torch import Tensor, nn
 
-from ..backbones.running import as_vectors
 from ..data import open_images
 from ..embedding.embedder import FROZEN, base_fingerprint
 from ..embedding.vectors import Progress, embed
@@ -20,6 +19,7 @@ from ..errors import ConfigError, CorruptCascadeError
 from ..maskfile import Fingerprints, Source
 from ..masking import MaskedModel
 from ..preprocessing import Preprocessing
+from ..running import as_vectors
 from .combination import COMBINATIONS, CONDITIONAL, UNCONDITIONAL, Combination
 from .config import ScaleName
 from .file import OpenedCascade, open_cascade, write_cascade

@@ -11,12 +11,12 @@ from typing import Protocol
 from torch import nn
 
 from ..backbones import Backbone, load_backbone
-from ..backbones.running import best_device
 from ..errors import EmbedderError, HeadError, MaskFileError, SelfmaskError, UnknownBackboneError
 from ..files import RunFile
 from ..maskfile import Container, OpenedMask, open_container
 from ..masking import MaskedModel
 from ..objectives.heads import Head, head_of
+from ..running import best_device
 from .embedder import Embedder
 
 

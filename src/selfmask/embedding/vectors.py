@@ -10,11 +10,11 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-from ..backbones.running import as_vectors, evaluating
 from ..data import Images
 from ..data.pixels import fit, normalised
 from ..errors import BadImageError, ConfigError
 from ..preprocessing import Preprocessing
+from ..running import as_vectors, evaluating
 
 _LARGE = 4  # so many times the target's pixels, and an image is made small as soon as it is decoded
 

@@ -22,8 +22,8 @@ from ...files import RunFile
 from ...memory import keep_memory
 from ...training.loop import stop_flag
 from ...training.stages import StagesDisplay
+from .expert import train_expert
 from .job import Job
-from .run import train_expert
 
 _LOOK = 0.2  # seconds between two looks at how far the others are
 
