@@ -305,7 +305,9 @@ def test_state_holds_nothing_of_the_base(norm: str) -> None:
     assert {"teacher.scores.0/weight", "teacher._norm.1/running_mean"} <= teachers
     # What the teacher does not own, it does not copy either.
     (twin,) = dino.teacher._twin
-    assert all(one is other for one, other in zip(twin.base.parameters(), model.base.parameters(), strict=True))
+    for kind in ("parameters", "buffers"):
+        pairs = zip(getattr(twin.base, kind)(), getattr(model.base, kind)(), strict=True)
+        assert all(one is other for one, other in pairs)
 
 
 @pytest.mark.parametrize("plain", [False, True])
@@ -437,7 +439,7 @@ def test_too_few_or_unequal_views_are_refused() -> None:
             objective().loss(backbone(), wrong, 0.0)
 
 
-def test_a_teacher_of_a_teacher_free_model_needs_no_scores() -> None:
+def test_of_a_model_that_does_not_learn_the_teacher_is_that_model() -> None:
     """Nothing that learns is nothing to follow."""
     model = backbone().requires_grad_(False)
     teacher = Teacher(model)
