@@ -172,6 +172,8 @@ def test_gradients_equal_finite_differences_of_the_oracle() -> None:
             slope = (results[0] - results[1]) / 2e-5
             assert float(tensor.grad[index]) == pytest.approx(slope, rel=1e-3, abs=1e-5)
     assert all(parameter.grad is None for parameter in [*dino.teacher_head.parameters(), *dino.teacher.parameters()])
+    learns = {name.partition(".")[0] for name, parameter in objective().named_parameters() if parameter.requires_grad}
+    assert learns == {"head"}
 
 
 # ---- what follows the student --------------------------------------------------------------------------------
