@@ -15,7 +15,8 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 import typer
 from rich.markup import escape
 
-from ..settings import KIND, Path, Tree, Words, alternatives, choices_of, field_help, hints_of, kinds_of, part_of
+from ..settings import KIND, Path, Tree, choices_of, field_help, hints_of, kinds_of, part_of
+from ..values import Words, alternatives
 
 _PANELS = {"mask": "Mask", "objective": "Objective", "views": "Views"}
 _OPTIMIZER = {"lr", "head_lr", "weight_decay", "momentum", "warmup", "per_tensor", "heads_first", "accumulate"}
