@@ -21,19 +21,20 @@ from timm.data import create_transform
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from selfmask import AdaptConfig, get_masked_model, memory_kept
+from selfmask import AdaptConfig, get_masked_model
 from selfmask.commands.opening import load_embedder
 from selfmask.data import ImageStore, open_images
 from selfmask.data.views import MultiCrop, ViewsConfig
 from selfmask.embedding.features import write_features
 from selfmask.embedding.vectors import embed
+from selfmask.memory import keep_memory
 from selfmask.objectives.swav import SwAV
 from selfmask.preprocessing import Preprocessing
 from selfmask.training import LoopConfig, ParameterGroup, Processes, Steps, train
 
 from . import keeping
 from . import views as view_rows
-from .common import BATCH, Row, as_table, peak_memory, timed
+from .common import BATCH, Row, as_table, own_process, peak_memory, timed
 from .views import pil_pipeline
 
 SIZE, ROUNDS, STEPS = 64, 5, 6
@@ -54,23 +55,30 @@ def main() -> int:
 
 
 def step_rows(name: str) -> list[Row]:
-    base = timm.create_model(name, num_classes=0)
-    ours, floor = our_steps(copy.deepcopy(base))
-    theirs = plain_steps(copy.deepcopy(base))
     ratios, overheads, seconds = [], [], []
-    for _ in range(ROUNDS):
-        mine, hers = ours(), theirs()
-        with memory_kept():  # as in our loop
-            bare = floor()
-        ratios.append(mine / hers)
-        overheads.append(mine / bare)
-        seconds.append((mine, hers, bare))
+    with own_process(our_side, name) as ours, own_process(their_side, name) as theirs:
+        for _ in range(ROUNDS):
+            (mine, bare), hers = ours(), theirs()  # type: ignore[misc]
+            ratios.append(mine / hers)
+            overheads.append(mine / bare)
+            seconds.append((mine, hers, bare))
     mine, hers, bare = (f"{BATCH / statistics.median(column):.0f} images/s" for column in zip(*seconds, strict=True))
     what = f"{name}, {SIZE} px, batch {BATCH}, 2 + 6 views"
     return [
         Row(f"{what}: adapt step / straightforward step, in time", mine, hers, statistics.median(ratios), 1 / 1.3),
         Row(f"{what}: adapt step / its forward and backward alone", mine, bare, statistics.median(overheads), 1.08),
     ]
+
+
+def our_side(name: str) -> Callable[[], tuple[float, float]]:
+    """Seconds of a step, and of its forward and backward passes alone, in a process like that of our command."""
+    keep_memory()
+    ours, floor = our_steps(timm.create_model(name, num_classes=0))
+    return lambda: (ours(), floor())
+
+
+def their_side(name: str) -> Callable[[], float]:
+    return plain_steps(timm.create_model(name, num_classes=0))
 
 
 def our_steps(base: nn.Module) -> tuple[Callable[[], float], Callable[[], float]]:
@@ -87,8 +95,8 @@ def our_steps(base: nn.Module) -> tuple[Callable[[], float], Callable[[], float]
 
     def run() -> float:
         marks: list[float] = []
-        loop = LoopConfig(steps=STEPS + 1, log_every=1)
-        train(masked, objective, groups, batches, loop, None, processes, [lambda _: marks.append(time.perf_counter())])
+        loop, mark = LoopConfig(log_every=1), lambda _: marks.append(time.perf_counter())
+        train(masked, objective, groups, batches, STEPS + 1, loop, None, processes, [mark])
         return (marks[-1] - marks[0]) / STEPS
 
     def bare() -> float:
@@ -226,6 +234,7 @@ def memory_rows() -> list[Row]:
 
 
 def embed_many(number: int) -> int:
+    keep_memory()  # as the command does
     with tempfile.TemporaryDirectory() as folder:
         write_features(
             Path(folder) / "x.npz", load_embedder("selfmask/tiny"), open_images(Many(number)), batch_size=256

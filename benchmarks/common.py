@@ -7,11 +7,13 @@ import dataclasses
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import cache
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import TypeVar
 
 import timm
 import torch
@@ -23,6 +25,7 @@ from torch import Tensor, nn
 from selfmask import MaskConfig, MaskedModel, get_masked_model
 
 SIZE, BATCH = 64, 64
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,9 +74,9 @@ def own_process(maker: Callable[..., Callable[[], object]], *arguments: object) 
     process.start()
     there.close()  # so that a side that fails is seen as closed, not waited for
 
-    def run() -> None:
+    def run() -> object:
         here.send("run")
-        here.recv()
+        return here.recv()
 
     try:
         yield run
@@ -82,13 +85,18 @@ def own_process(maker: Callable[..., Callable[[], object]], *arguments: object) 
         process.join()
 
 
+def apart(function: Callable[..., T], *arguments: object) -> T:
+    """What a function gives in a process of its own, which may set what cannot be set back."""
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        return pool.submit(function, *arguments).result()
+
+
 def _serve(there: Connection, maker: Callable[..., Callable[[], object]], arguments: tuple[object, ...]) -> None:
     run = None
     with suppress(EOFError):
         while there.recv():
             run = run or maker(*arguments)
-            run()
-            there.send("done")
+            there.send(run())
 
 
 def as_row(what: str, measured: list[tuple[float, float]], limit: float | None) -> Row:

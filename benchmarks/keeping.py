@@ -8,32 +8,42 @@ import timm
 import torch
 from rich.console import Console
 
-from selfmask import memory_kept
+from selfmask.memory import keep_memory
 
-from .common import Row, as_table, timed
+from .common import Row, as_table, own_process, timed
 from .training import step
 
-TIMES = 5  # steps within one measure: the first of them has to fetch its memory either way
+TIMES = 5  # steps within one measure
+Maker = Callable[..., Callable[[], object]]
 
 
 def rows() -> list[Row]:
     return [
-        row("resnet50, 224 px: embed 32 images, memory kept / not kept", forward("resnet50", 224, 32)),
-        row("resnet18, 64 px: embed 64 images, memory kept / not kept", forward("resnet18", 64, 64)),
-        row("resnet18, 64 px: train on 64 images, memory kept / not kept", train("resnet18")),
+        row("resnet50, 224 px: embed 32 images, memory kept / not kept", forward, "resnet50", 224, 32),
+        row("resnet18, 64 px: embed 64 images, memory kept / not kept", forward, "resnet18", 64, 64),
+        row("resnet18, 64 px: train on 64 images, memory kept / not kept", train, "resnet18"),
     ]
 
 
-def row(what: str, run: Callable[[], object]) -> Row:
+def row(what: str, maker: Maker, *arguments: object) -> Row:
+    with (
+        own_process(repeated, True, maker, *arguments) as kept,
+        own_process(repeated, False, maker, *arguments) as not_kept,
+    ):
+        return timed(f"{what}, {TIMES} times", kept, not_kept, None, repeats=5)
+
+
+def repeated(keep: bool, maker: Maker, *arguments: object) -> Callable[[], object]:
+    """In a process of its own, since it cannot be undone."""
+    if keep and not keep_memory():
+        raise RuntimeError("another C library, or a MALLOC_ variable is set")
+    run = maker(*arguments)
+
     def times() -> None:
         for _ in range(TIMES):
             run()
 
-    def kept() -> None:
-        with memory_kept():
-            times()
-
-    return timed(f"{what}, {TIMES} times", kept, times, None, repeats=5)
+    return times
 
 
 def forward(name: str, size: int, batch: int) -> Callable[[], object]:

@@ -11,20 +11,20 @@ import timm
 import torch
 from torch import nn
 
-from selfmask import MaskConfig, get_masked_model, memory_kept
+from selfmask import MaskConfig, get_masked_model
+from selfmask.memory import keep_memory
 
-from .common import BATCH, SIZE, Row, as_row, pairs, peak_memory
+from .common import BATCH, SIZE, Row, apart, as_row, pairs, peak_memory
 
 STEPS_FOR_MEMORY = 4
 ROUNDS = 8
 
 
 def rows(name: str) -> list[Row]:
-    base = timm.create_model(name, num_classes=0)
     what = f"{name}: masked / full training step"
-    with memory_kept():  # as in our training loop; for both sides, so they cannot take each other's memory either
-        one, two = measured(base, passes=1), measured(base, passes=2)
-    default = measured(base, passes=1)
+    # Memory is kept as in our commands; for both sides, so they cannot take each other's memory either.
+    one, two = apart(measured, name, 1, True), apart(measured, name, 2, True)
+    default = apart(measured, name, 1, False)
     mine, theirs = peak_of(name, "masked"), peak_of(name, "full")
     megabytes = f"{mine / 2**20:.0f} MB", f"{theirs / 2**20:.0f} MB"
     return [
@@ -35,8 +35,10 @@ def rows(name: str) -> list[Row]:
     ]
 
 
-def measured(base: nn.Module, passes: int) -> list[tuple[float, float]]:
-    result = []
+def measured(name: str, passes: int, keep: bool) -> list[tuple[float, float]]:
+    if keep:
+        keep_memory()
+    base, result = timm.create_model(name, num_classes=0), []
     # Where a network happens to lie in memory is worth some percent, for as long as it lies there: build several.
     for _ in range(ROUNDS):
         ours, other = step("masked", copy.deepcopy(base), passes), step("full", copy.deepcopy(base), passes)
@@ -70,7 +72,7 @@ def peak_of(name: str, kind: str) -> int:
 
 if __name__ == "__main__":
     run = step(sys.argv[2], timm.create_model(sys.argv[1], num_classes=0), passes=1)
-    with memory_kept():
-        for _ in range(STEPS_FOR_MEMORY):
-            run()
+    keep_memory()
+    for _ in range(STEPS_FOR_MEMORY):
+        run()
     print(peak_memory())

@@ -1,6 +1,6 @@
 """`python -m selfmask`, which is what torchrun starts."""
 
-from .cli import app
+from .cli import main
 
 if __name__ == "__main__":  # worker processes may import this module
-    app()
+    main()

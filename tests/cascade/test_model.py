@@ -27,7 +27,7 @@ from selfmask.errors import (
     UnsupportedVersionError,
     WrongBaseError,
 )
-from selfmask.maskfile.layout import content_hash
+from selfmask.maskfile.container import content_hash
 from tests.training.small import network
 
 from .small import EXPERTS, WIDTH, clothes, features, fitted, pixels

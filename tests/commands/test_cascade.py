@@ -21,8 +21,9 @@ import torch
 from torch import nn
 
 from selfmask import AdaptConfig, Cascade, CascadeConfig, MaskedModel, adapt, fit_cascade, get_masked_model
+from selfmask.commands.cascade.expert import train_expert
 from selfmask.commands.cascade.job import Job, check_memory
-from selfmask.commands.cascade.run import collect, prepare, train_expert
+from selfmask.commands.cascade.run import collect, prepare
 from selfmask.data import SomeImages
 from selfmask.data.identity import identity
 from selfmask.errors import (

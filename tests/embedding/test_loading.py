@@ -9,12 +9,12 @@ import torch
 
 from selfmask import MaskConfig, MaskedModel, get_masked_model
 from selfmask.backbones import load_backbone
-from selfmask.backbones.running import best_device
 from selfmask.commands.opening import load_embedder
 from selfmask.data import open_images
 from selfmask.embedding.vectors import embed
 from selfmask.errors import EmbedderError, NotAMaskFileError, WrongBaseError
 from selfmask.preprocessing import Preprocessing
+from selfmask.running import best_device
 
 from .samples import HOW, pictures, weights_file
 

@@ -16,7 +16,7 @@ from selfmask.embedding.vectors import embed
 from selfmask.errors import BadWeightsError, ConfigError, WrongBaseError
 from selfmask.objectives.heads import head_of
 from selfmask.training.methods import biases_and_norms, lora_targets, prepare
-from selfmask.training.tuned import load_tuned, read_about
+from selfmask.training.tuned import load_tuned, open_tuned
 from tests.training.small import HOW, network
 
 from ..commands.labelled import clothes, config
@@ -63,7 +63,7 @@ def test_the_file_brings_back_the_model_and_its_head(tmp_path: Path, method: str
     else:
         file = tmp_path / "run" / "tuned.safetensors"
         model, head = load_tuned(biased(), file)
-        assert read_about(file).method == method
+        assert open_tuned(file).about.method == method
     assert result.result["bytes"] == file.stat().st_size
     vectors, _ = embed(model, test, HOW)
     expected, _ = embed(result.model, test, HOW)
@@ -89,7 +89,7 @@ def test_a_file_of_something_else_is_refused(tmp_path: Path, content: bytes) -> 
     with pytest.raises(BadWeightsError):
         load_tuned(biased(), tmp_path / "file")
     with pytest.raises(BadWeightsError):
-        read_about(tmp_path / "missing")
+        open_tuned(tmp_path / "missing")
 
 
 def test_bitfit_is_biases_and_norms() -> None:

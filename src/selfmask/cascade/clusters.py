@@ -6,14 +6,12 @@ import dataclasses
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import Tensor
 
-from ..errors import ClusterError, RunDamagedError, RunWriteError
+from ..errors import ClusterError, MaskFileError, RunDamagedError, RunWriteError
 from ..files import write_atomically
-from ..maskfile.layout import content_hash
-from ..maskfile.writer import in_one_order
+from ..maskfile import open_container
+from ..maskfile.container import container_bytes
 from .config import ShapeConfig
 from .router import Router
 
@@ -68,24 +66,19 @@ class Clusters:
     def save(self, path: Path) -> None:
         tensors = {f"router.{name}": value for name, value in self.router.tensors().items()}
         tensors |= {"numbers": self.numbers, "experts": self.experts, "distances": self.distances}
-        tensors = {name: value.contiguous() for name, value in tensors.items()}
-        data = save(tensors, {"sha256": content_hash("", tensors)})
-        write_atomically(path, in_one_order(data), RunWriteError)
+        write_atomically(path, container_bytes(tensors, {}, hashed=""), RunWriteError)
 
     @staticmethod
     def load(path: Path, config: ShapeConfig) -> Clusters:
         try:
-            with safe_open(path, "pt") as file:
-                tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
-                digest = (file.metadata() or {}).get("sha256")
-            if digest != content_hash("", tensors):
-                raise ValueError("its content was altered")
+            with open_container(path) as file:
+                tensors = file.read(hashed="")
             own = {key.removeprefix("router."): value for key, value in tensors.items() if key.startswith("router.")}
             router = Router.of(own, len(own["mean"]), config.experts)
             return Clusters(router, tensors["numbers"], tensors["experts"], tensors["distances"])
-        except (OSError, SafetensorError, KeyError, ValueError) as error:
+        except (MaskFileError, KeyError, ValueError) as error:
             raise RunDamagedError(
                 f"{path} cannot be read",
-                found=error,
+                found=error.what if isinstance(error, MaskFileError) else error,
                 todo="remove it, and the experts beside it, and run the same command again: the dispatcher is kept",
             ) from error

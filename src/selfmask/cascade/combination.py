@@ -18,6 +18,9 @@ from .config import ScaleName
 from .moments import Moments
 from .router import check_tensors
 
+CONDITIONAL, UNCONDITIONAL = "conditional", "unconditional"
+COMBINATIONS = (CONDITIONAL, UNCONDITIONAL)
+"""A cascade has one of each: for the dispatcher and the expert that is chosen, and for all."""
 _LARGEST = 127  # of a code
 _TAKEN = 1e-30  # variance; with less, a direction is not taken by any image
 _POWERS: Mapping[ScaleName, float] = {"whiten": -0.5, "none": 0.0, "eigenvalues": -1.0}
@@ -53,7 +56,7 @@ class Combination:
         covariance = moments.covariance()
         found = moments.principal(width, covariance)
         steps = (found.vectors.abs().amax(0) / _LARGEST).float()
-        codes = (found.vectors / steps).round()
+        codes = (found.vectors / steps).round().contiguous()  # as they are loaded: sums then come out the same
         rounded = codes * steps
         variances = (rounded * (covariance @ rounded)).sum(0) * (found.variances > 0)
         return Combination(codes.to(torch.int8), steps, variances.float(), (moments.mean @ rounded).float(), scale)

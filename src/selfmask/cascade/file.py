@@ -8,35 +8,29 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
-import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..errors import (
     CorruptCascadeError,
     CorruptMaskFileError,
+    MaskFileError,
     NotAMaskFileError,
     RelativeMaskError,
     UnsupportedVersionError,
 )
 from ..files import write_atomically
-from ..maskfile import Manifest, inspect_mask_file
-from ..maskfile.layout import MAX_HEADER, content_hash
-from ..maskfile.writer import in_one_order
-from ..masking import MaskedModel
-from .combination import Combination
+from ..maskfile import Container, Manifest, OpenedMask, Source, open_container
+from ..maskfile.container import container_bytes
+from .combination import COMBINATIONS, Combination
 from .config import MAX_EXPERTS
-from .model import COMBINATIONS, DISPATCHER, Cascade, expert_name
 from .router import Router
 
 FORMAT, VERSION = "selfmask-cascade", "1"
@@ -57,135 +51,137 @@ class CascadeAbout:
     parts: dict[str, int]
 
 
-def write_cascade(path: str | Path, cascade: Cascade) -> int:
-    """Write the cascade atomically; return the file's size. The same cascade gives the same bytes."""
-    masked = cascade.masked
-    tensors: dict[str, Tensor] = {}
-    with tempfile.TemporaryDirectory() as place:
-        file = Path(place) / "mask.smn"
-        for name, key in _masks(cascade.experts).items():
-            masked.set_mask(name)
-            masked.save_pretrained(file, relative_to=None if name == DISPATCHER else DISPATCHER)
-            tensors[key] = torch.from_numpy(np.fromfile(file, np.uint8))
-    tensors |= {f"router.{name}": value for name, value in cascade.router.tensors().items()}
+@dataclasses.dataclass(frozen=True)
+class OpenedCascade:
+    """A cascade file that was read, whole: all of it but the masks is known to be sound."""
+
+    name: str
+    creator: str
+    settings: dict[str, Any]
+    masks: list[OpenedMask]
+    """The dispatcher's and those of the experts, from memory; what is wrong with one is found when it is read."""
+    router: Router
+    combinations: dict[str, Combination]
+    parts: dict[str, int]
+
+    def about(self) -> CascadeAbout:
+        """What the file says of itself, with all checked that can be without the base."""
+        for number, mask in enumerate(self.masks):
+            with self.reading(number):
+                mask.checked()
+        experts, width = self.router.experts, len(self.router.mean)
+        return CascadeAbout(self.creator, experts, width, self.settings, self.masks[0].manifest, self.parts)
+
+    def reading(self, number: int) -> AbstractContextManager[None]:
+        """Within, errors of a mask name the cascade, and the mask by its place."""
+        return _named(self.name, number)
+
+
+def write_cascade(
+    path: str | Path,
+    *,
+    masks: Sequence[bytes],
+    router: Mapping[str, Tensor],
+    combinations: Mapping[str, Mapping[str, Tensor]],
+    width: int,
+    settings: Mapping[str, Any],
+) -> int:
+    """Write a cascade atomically; return the file's size. The same cascade gives the same bytes.
+
+    `masks` are the bytes of mask files, the dispatcher's first; the rest is what router and combinations store.
+    """
+    keys = _masks(len(masks) - 1)
+    tensors = {
+        key: torch.from_numpy(np.frombuffer(data, np.uint8).copy()) for key, data in zip(keys, masks, strict=True)
+    }
+    tensors |= {f"router.{name}": value for name, value in router.items()}
     for name in COMBINATIONS:
-        tensors |= {f"{name}.{key}": value for key, value in cascade.combinations[name].tensors().items()}
+        tensors |= {f"{name}.{key}": value for key, value in combinations[name].items()}
     about = json.dumps(
         {
-            **{"creator": f"selfmask {version('selfmask')}", "experts": cascade.experts, "width": cascade.width},
-            "settings": {**cascade.settings, "scale": cascade.scale},
+            **{"creator": f"selfmask {version('selfmask')}", "experts": len(masks) - 1, "width": width},
+            "settings": dict(settings),
         },
         sort_keys=True,
     )
-    tensors = {key: value.contiguous() for key, value in tensors.items()}
-    metadata = {"format": FORMAT, "version": VERSION, "about": about, "sha256": content_hash(about, tensors)}
-    return write_atomically(Path(path), in_one_order(save(tensors, metadata)))
+    metadata = {"format": FORMAT, "version": VERSION, "about": about}
+    return write_atomically(Path(path), container_bytes(tensors, metadata, hashed=about))
 
 
-def read_cascade(model: nn.Module, path: str | Path) -> Cascade:
-    """The cascade of a file, on its base, in eval mode."""
-    about, tensors = _read(Path(path))
+def open_cascade(source: Source | Container) -> OpenedCascade:
+    """Read a cascade file once, into memory. Whatever is wrong is found here; with its masks, when they are read."""
+    with open_container(source) as file:
+        about = _about(file.name, file.metadata)
+        _check_table(file, about["experts"])
+        try:
+            tensors = file.read(file.metadata["about"])
+        except CorruptMaskFileError as error:
+            raise CorruptCascadeError(error.what, expected=error.expected, found=error.found) from error
     experts, width = about["experts"], about["width"]
     groups = {name: _group(tensors, name) for name in ("router", *COMBINATIONS)}
-    router = Router.of(groups["router"], width, experts)
-    combinations = {name: Combination.of(groups[name], width, experts) for name in COMBINATIONS}
-    with _unpacked(tensors, experts) as files:
-        with _named(path, DISPATCHER):
-            masked = MaskedModel.from_pretrained(model, files[DISPATCHER], name=DISPATCHER)
-        for name, file in files.items():
-            if name != DISPATCHER:
-                with _named(path, name):
-                    masked.load_mask(file, name)
-    if (how := masked.preprocessing) is None:
-        raise CorruptCascadeError("the dispatcher does not say how to prepare images", expected="preprocessing")
-    device = next(masked.base.parameters()).device
-    return Cascade(masked, router, combinations, how, about["settings"]).eval().to(device)
+    keys = _masks(experts)
+    masks = []
+    for number, key in enumerate(keys):
+        with _named(file.name, number):
+            masks.append(OpenedMask(tensors[key].numpy().data))
+    return OpenedCascade(
+        file.name,
+        about["creator"],
+        about["settings"],
+        masks,
+        Router.of(groups["router"], width, experts),
+        {name: Combination.of(groups[name], width, experts) for name in COMBINATIONS},
+        {
+            "file": file.size,
+            **{key: tensors[key].nbytes for key in keys},
+            **{name: sum(value.nbytes for value in group.values()) for name, group in groups.items()},
+        },
+    )
 
 
-def inspect_cascade(path: str | Path) -> CascadeAbout:
+def inspect_cascade(source: Source | Container) -> CascadeAbout:
     """What a file says of itself, checked as far as is possible without the base."""
-    about, tensors = _read(Path(path))
-    parts = {"file": Path(path).stat().st_size}
-    parts |= {key: tensors[key].nbytes for key in _masks(about["experts"]).values()}
-    for name in ("router", *COMBINATIONS):
-        parts[name] = sum(value.nbytes for value in _group(tensors, name).values())
-    experts, width = about["experts"], about["width"]
-    Router.of(_group(tensors, "router"), width, experts)
-    for name in COMBINATIONS:
-        Combination.of(_group(tensors, name), width, experts)
-    with _unpacked(tensors, experts) as files:
-        for name, file in files.items():
-            with _named(path, name):
-                inspect_mask_file(file)
-        manifest, _ = inspect_mask_file(files[DISPATCHER])
-    return CascadeAbout(about["creator"], about["experts"], about["width"], about["settings"], manifest, parts)
+    return open_cascade(source).about()
 
 
-def is_cascade(path: Path) -> bool:
-    """Whether a file says that it is a cascade; not whether it is sound."""
+def is_cascade(source: Source | Container) -> bool:
+    """Whether a file says that it is a cascade; not whether it is sound. A container stays open."""
     try:
-        if not _header_fits(path):
-            return False
-        with safe_open(path, "pt") as file:
-            return (file.metadata() or {}).get("format") == FORMAT
-    except (SafetensorError, OSError):
+        if isinstance(source, Container):
+            return source.metadata.get("format") == FORMAT
+        with open_container(source) as file:
+            return is_cascade(file)
+    except MaskFileError:
         return False
 
 
-def _header_fits(path: Path) -> bool:
-    """Whether the header is within bounds: to read a larger one would fill memory."""
-    with path.open("rb") as start:
-        header, size = int.from_bytes(start.read(8), "little"), os.fstat(start.fileno()).st_size
-    return header <= min(MAX_HEADER, size - 8)
-
-
-def _masks(experts: int) -> dict[str, str]:
-    """The names of the masks, the dispatcher's first, and the keys that they are stored under."""
-    return {DISPATCHER: "dispatcher", **{expert_name(k): f"expert.{k}" for k in range(experts)}}
+def _masks(experts: int) -> list[str]:
+    """The keys that the masks are stored under, the dispatcher's first."""
+    return ["dispatcher", *(f"expert.{k}" for k in range(experts))]
 
 
 def _group(tensors: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
     return {key.removeprefix(f"{name}."): value for key, value in tensors.items() if key.startswith(f"{name}.")}
 
 
-def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """All of the file, whole, as it is: coded masks are for the reader of mask files."""
-    try:
-        if not _header_fits(path):
-            raise CorruptCascadeError(f"{path} is no cascade file, or is cut off")
-        with safe_open(path, "pt") as file:
-            about = _about(path, file.metadata() or {})
-            keys = sorted(file.keys())
-            if odd := {file.get_slice(key).get_dtype() for key in keys} - _TYPES:
-                raise CorruptCascadeError("tensors of an odd type", expected=sorted(_TYPES), found=sorted(odd))
-            tensors = {key: file.get_tensor(key) for key in keys}
-            metadata = file.metadata()
-    except OSError as error:
-        raise NotAMaskFileError(
-            f"cannot read {path}",
-            expected="a cascade file (.smn)",
-            found=error.strerror or error,
-            todo="check the path",
-        ) from error
-    except SafetensorError as error:
-        raise CorruptCascadeError(f"{path} is damaged", expected="a valid safetensors file", found=error) from error
-    if (found := content_hash(metadata["about"], tensors)) != (expected := str(metadata.get("sha256"))):
-        raise CorruptCascadeError(f"the content of {path} was altered", expected=expected[:16], found=found[:16])
-    masks = set(_masks(about["experts"]).values())
-    if missing := sorted(masks - set(tensors)):
+def _check_table(file: Container, experts: int) -> None:
+    """Before any of them is read: the tensors are those of a cascade, as far as their names and types tell."""
+    if odd := {stored.dtype for stored in file.table.values()} - _TYPES:
+        raise CorruptCascadeError("tensors of an odd type", expected=sorted(_TYPES), found=sorted(odd))
+    masks = set(_masks(experts))
+    if missing := sorted(masks - set(file.table)):
         raise CorruptCascadeError("masks are missing", expected=missing[0], found=f"{len(missing)} missing")
     names = ("router", *COMBINATIONS)
-    if extra := [key for key in tensors if key not in masks and key.partition(".")[0] not in names]:
+    if extra := [key for key in file.table if key not in masks and key.partition(".")[0] not in names]:
         raise CorruptCascadeError("tensors that do not belong", found=extra[0][:200])
-    if odd_masks := [key for key in masks if tensors[key].dtype != torch.uint8 or tensors[key].ndim != 1]:
+    if odd_masks := [key for key in masks if file.table[key].dtype != "U8" or len(file.table[key].shape) != 1]:
         raise CorruptCascadeError("a mask that is no file", found=min(odd_masks))
-    return about, tensors
 
 
-def _about(path: Path, metadata: Mapping[str, str]) -> dict[str, Any]:
+def _about(name: str, metadata: Mapping[str, str]) -> dict[str, Any]:
     if metadata.get("format") != FORMAT:
         raise NotAMaskFileError(
-            f"{path} is no cascade file", expected=f'metadata "format": "{FORMAT}"', found=str(metadata.get("format"))
+            f"{name} is no cascade file", expected=f'metadata "format": "{FORMAT}"', found=str(metadata.get("format"))
         )
     if metadata.get("version") != VERSION:
         raise UnsupportedVersionError(
@@ -210,20 +206,9 @@ def _about(path: Path, metadata: Mapping[str, str]) -> dict[str, Any]:
 
 
 @contextmanager
-def _named(path: str | Path, name: str) -> Iterator[None]:
-    """Errors of a mask within name the cascade, not a file that is there for a moment."""
+def _named(cascade: str, number: int) -> Iterator[None]:
     try:
         yield
     except (NotAMaskFileError, CorruptMaskFileError, RelativeMaskError) as error:
-        raise CorruptCascadeError(f"the {name} in {path} cannot be read", found=error.found) from error
-
-
-@contextmanager
-def _unpacked(tensors: Mapping[str, Tensor], experts: int) -> Iterator[dict[str, Path]]:
-    """The masks as files, for the reader of mask files, which trusts nothing."""
-    with tempfile.TemporaryDirectory() as place:
-        files = {}
-        for number, (name, key) in enumerate(_masks(experts).items()):
-            files[name] = Path(place) / f"{number}.smn"
-            files[name].write_bytes(tensors[key].numpy().tobytes())
-        yield files
+        mask = "dispatcher" if number == 0 else f"expert {number - 1}"
+        raise CorruptCascadeError(f"the {mask} in {cascade} cannot be read", found=error.found) from error

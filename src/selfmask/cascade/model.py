@@ -12,21 +12,20 @@ from typing import Any, get_args
 import torch
 from torch import Tensor, nn
 
-from ..backbones.running import as_vectors
 from ..data import open_images
 from ..embedding.embedder import FROZEN, base_fingerprint
 from ..embedding.vectors import Progress, embed
 from ..errors import ConfigError, CorruptCascadeError
-from ..maskfile import Fingerprints
+from ..maskfile import Fingerprints, Source
 from ..masking import MaskedModel
 from ..preprocessing import Preprocessing
-from .combination import Combination
+from ..running import as_vectors
+from .combination import COMBINATIONS, CONDITIONAL, UNCONDITIONAL, Combination
 from .config import ScaleName
+from .file import OpenedCascade, open_cascade, write_cascade
 from .router import Router
 
 DISPATCHER = "dispatcher"
-CONDITIONAL, UNCONDITIONAL = "conditional", "unconditional"
-COMBINATIONS = (CONDITIONAL, UNCONDITIONAL)
 BATCH = 512
 """Images to group by expert: the more, the less it matters that masks are switched and that some groups are small."""
 _AT_ONCE = 128  # images in a forward pass
@@ -95,16 +94,36 @@ class Cascade(nn.Module):
 
     def save(self, path: str | Path) -> int:
         """Write one file, atomically, and return its size in bytes."""
-        from .file import write_cascade
-
-        return write_cascade(path, self)
+        masks = []
+        for name in [DISPATCHER, *map(expert_name, range(self.experts))]:
+            self.masked.set_mask(name)
+            masks.append(self.masked.mask_bytes(relative_to=None if name == DISPATCHER else DISPATCHER))
+        return write_cascade(
+            path,
+            masks=masks,
+            router=self.router.tensors(),
+            combinations={name: self.combinations[name].tensors() for name in COMBINATIONS},
+            width=self.width,
+            settings={**self.settings, "scale": self.scale},
+        )
 
     @staticmethod
-    def load(model: nn.Module, path: str | Path) -> Cascade:
-        """Put the cascade of a file on its base. Nothing in the file is ever run."""
-        from .file import read_cascade
+    def load(model: nn.Module, path: Source | OpenedCascade) -> Cascade:
+        """Put the cascade of a file on its base, in eval mode. Nothing in the file is ever run.
 
-        return read_cascade(model, path)
+        Instead of a path, the bytes of a file do as well, or a file that is open (`cascade.file.OpenedCascade`).
+        """
+        opened = path if isinstance(path, OpenedCascade) else open_cascade(path)
+        first, *others = opened.masks
+        with opened.reading(0):
+            masked = MaskedModel.from_pretrained(model, first, name=DISPATCHER)
+        for number, mask in enumerate(others):
+            with opened.reading(1 + number):
+                masked.load_mask(mask, expert_name(number))
+        if (how := masked.preprocessing) is None:
+            raise CorruptCascadeError("the dispatcher does not say how to prepare images", expected="preprocessing")
+        device = next(masked.base.parameters()).device
+        return Cascade(masked, opened.router, opened.combinations, how, opened.settings).eval().to(device)
 
     # ---- images -----------------------------------------------------------------------------------------------
 
@@ -196,7 +215,7 @@ class Cascade(nn.Module):
 
     def fingerprint(self, variant: str) -> str:
         """A hash of all that the vectors of a variant depend on, but images and preprocessing."""
-        base = base_fingerprint(self.masked.base)
+        base = base_fingerprint(self.masked.base, self.masked.fingerprints)
         if variant == FROZEN:
             return base
         masks = [self.mask_identity(DISPATCHER)]

@@ -68,8 +68,10 @@ class Router:
                 found=usable,
                 todo=f"--components {max(1, usable)}" if usable else "check that the images differ",
             )
-        # Rounded as they are stored, and before anything depends on them.
-        mean, components = (part.half().float() for part in (moments.mean, found.vectors / found.variances.sqrt()))
+        # Rounded and laid out as they are stored, and before anything depends on them.
+        mean, components = (
+            part.half().float().contiguous() for part in (moments.mean, found.vectors / found.variances.sqrt())
+        )
         z = ((F.normalize(features, dim=1) - mean) @ components).double().numpy()
         try:
             return Router(mean, components, *_clusters(z, config, seed))

@@ -17,6 +17,7 @@ from rich.markup import escape
 from typer.core import TyperGroup
 
 from ..errors import InterruptedRunError, SelfmaskError
+from ..memory import keep_memory
 
 VERBS = {
     "adapt": "Adapt a backbone to your images, without labels: learn which of its weights to switch off.",
@@ -68,8 +69,14 @@ def _main() -> None:
     """Adapt a frozen vision backbone by learning which of its weights to switch off."""
 
 
+def main() -> None:
+    """The command line as a process of its own, which may use memory as suits it."""
+    keep_memory()
+    app()
+
+
 def app() -> None:
-    """Run the command line.
+    """Run the command line, in whatever process.
 
     Our own errors are shown as text, without a traceback, and give exit code 2; a run that was interrupted, and
     saved, gives 130, as a shell expects after Ctrl-C.

@@ -166,7 +166,7 @@ def expert(
 
     Example:  selfmask cascade expert runs/photos-cascade --index 2
     """
-    from ..commands.cascade.run import train_expert
+    from ..commands.cascade.expert import train_expert
     from ..training import Processes
     from ..training.display import QuietDisplay
     from .display import ConsoleDisplay

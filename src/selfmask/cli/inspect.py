@@ -30,12 +30,13 @@ def inspect(
     The file is checked for damage on the way. Example:  selfmask inspect birds.smn
     """
     from ..cascade.file import inspect_cascade, is_cascade
-    from ..maskfile import inspect_mask_file
+    from ..maskfile import inspect_mask_file, open_container
 
-    if is_cascade(file):
-        _show_cascade(file, inspect_cascade(file), as_json)
-        return
-    manifest, parts = inspect_mask_file(file)
+    with open_container(file) as opened:
+        if is_cascade(opened):
+            _show_cascade(file, inspect_cascade(opened), as_json)
+            return
+        manifest, parts = inspect_mask_file(opened)
     summary = summarise(manifest, parts)
     if as_json:
         print(json.dumps(summary, indent=2))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..backbones.running import best_device
 from ..data import Images
 from ..data.labels import check_left, matched
 from ..embedding.cache import FeatureCache, Vectors
@@ -13,6 +12,7 @@ from ..embedding.embedder import Embedder
 from ..embedding.extraction import extract
 from ..embedding.vectors import Progress
 from ..evaluation.measuring import Features
+from ..running import best_device
 
 
 def features_of(

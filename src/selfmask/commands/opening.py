@@ -6,12 +6,13 @@ from pathlib import Path
 
 from ..backbones import Backbone
 from ..cascade import Cascade
-from ..cascade.file import inspect_cascade, is_cascade
-from ..cascade.model import BATCH, CONDITIONAL
+from ..cascade.combination import CONDITIONAL
+from ..cascade.file import FORMAT, open_cascade
+from ..cascade.model import BATCH
 from ..embedding.embedder import TRAINED, Embedder, PlainVariants
-from ..embedding.loading import FileKind, MaskFile, load, ready
+from ..embedding.loading import FileKind, MaskFile, NamedFile, load, ready
 from ..files import RunFile
-from ..training.tuned import is_tuned, load_tuned, read_about
+from ..training.tuned import is_tuned, load_tuned, open_tuned
 
 
 def load_embedder(what: str | Path, *, backbone: str | None = None, weights: Path | None = None) -> Embedder:
@@ -28,15 +29,15 @@ class CascadeFile:
     run_file = RunFile.CASCADE
 
     @staticmethod
-    def open(path: Path) -> CascadeFile | None:
-        return CascadeFile(path) if is_cascade(path) else None
+    def open(file: NamedFile) -> CascadeFile | None:
+        return CascadeFile(file) if file.format == FORMAT else None
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.base_name = inspect_cascade(path).manifest.base_name
+    def __init__(self, file: NamedFile) -> None:
+        self.path, self.cascade = file.path, open_cascade(file.container)
+        self.base_name = self.cascade.about().manifest.base_name
 
     def on(self, backbone: Backbone) -> Embedder:
-        cascade = Cascade.load(backbone.model, self.path)
+        cascade = Cascade.load(backbone.model, self.cascade)
         return Embedder(
             f"{backbone.name} + {self.path}",
             ready(cascade),
@@ -53,21 +54,22 @@ class TunedFile:
     run_file = RunFile.TUNED
 
     @staticmethod
-    def open(path: Path) -> TunedFile | None:
-        return TunedFile(path) if is_tuned(path) else None
+    def open(file: NamedFile) -> TunedFile | None:
+        return TunedFile(file) if is_tuned(file.path) else None
 
-    def __init__(self, path: Path) -> None:
-        self.path, self.about = path, read_about(path)
+    def __init__(self, file: NamedFile) -> None:
+        # What cannot be opened is tried once more, for the error that belongs to files of this kind.
+        self.path, self.tuned = file.path, open_tuned(file.container if file.opens else file.path)
 
     @property
     def base_name(self) -> str | None:
-        return self.about.base_name
+        return self.tuned.about.base_name
 
     def on(self, backbone: Backbone) -> Embedder:
-        model, head = load_tuned(backbone.model, self.path)
+        model, head = load_tuned(backbone.model, self.tuned)
         variants = PlainVariants(model, TRAINED, "as trained")
         name = f"{backbone.name} + {self.path}"
-        return Embedder(name, ready(model), self.about.preprocessing, backbone.width, head, variants)
+        return Embedder(name, ready(model), self.tuned.about.preprocessing, backbone.width, head, variants)
 
 
 # The last takes what nobody else knows, to say why it is none.

@@ -12,16 +12,15 @@ from importlib.metadata import version
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import Tensor
 
-from ..errors import FeaturesWriteError
+from ..errors import FeaturesWriteError, MaskFileError
 from ..files import write_atomically
-from ..maskfile.fingerprint import as_bytes
+from ..maskfile import open_container
+from ..maskfile.container import container_bytes
 
 LIMIT = 10 << 30  # bytes in the folder; beyond, what was not used for the longest time goes
-_FORMAT = 1  # of the entries, and of what they are found by
+_FORMAT = 2  # of the entries, and of what they are found by
 _ENDING = ".safetensors"
 _WAVE = 512  # images hashed at a time
 
@@ -50,19 +49,17 @@ class FeatureCache:
         """The features of that key; None where there are none, or not whole."""
         path = self._path(key)
         try:
-            with safe_open(path, "pt") as file:
-                rows, kept, digest = file.get_tensor("rows"), file.get_tensor("kept"), file.metadata()["sha256"]
-            if digest != _digest(rows, kept):
-                return None
-        except (OSError, SafetensorError, KeyError, TypeError):  # TypeError: no metadata
+            with open_container(path) as file:
+                tensors = file.read(hashed="")
+            rows, kept = tensors["rows"], tensors["kept"]
+        except (MaskFileError, KeyError):
             return None
         with contextlib.suppress(OSError):  # a folder that can only be read is of use, too
             os.utime(path)  # used just now
         return Vectors(rows, kept.tolist())
 
     def put(self, key: str, vectors: Vectors) -> None:
-        rows, kept = vectors.rows.contiguous(), torch.tensor(vectors.kept)
-        data = save({"rows": rows, "kept": kept}, {"sha256": _digest(rows, kept)})
+        data = container_bytes({"rows": vectors.rows, "kept": torch.tensor(vectors.kept)}, {}, hashed="")
         if len(data) > self.limit:
             return
         try:
@@ -89,12 +86,6 @@ class FeatureCache:
                 break
             path.unlink(missing_ok=True)
             total -= size
-
-
-def _digest(rows: Tensor, kept: Tensor) -> str:
-    total = hashlib.sha256(as_bytes(rows))
-    total.update(as_bytes(kept))
-    return total.hexdigest()
 
 
 def key_of(model: str, images: str) -> str:

@@ -106,7 +106,7 @@ class MaskVariants:
         return vectors
 
     def fingerprint(self, variant: str) -> str:
-        base = base_fingerprint(self.masked.base)
+        base = base_fingerprint(self.masked.base, self.masked.fingerprints)
         if variant == FROZEN:
             return base
         mask = self.masked.pack()
@@ -122,10 +122,13 @@ class _SideBySide(nn.Module):
         return torch.cat(self.variants.vectors(pixels, self.names), 1)
 
 
-def base_fingerprint(model: nn.Module) -> str:
-    """Of all weights and statistics, and of what they do not say: layers and their settings."""
+def base_fingerprint(model: nn.Module, known: Fingerprints | None = None) -> str:
+    """Of all weights and statistics, and of what they do not say: layers and their settings.
+
+    `known` are hashes of tensors that someone took before.
+    """
     layers = re.sub("0x[0-9a-f]+", "", repr(model))  # addresses in memory are none of it
-    return _hash([layers, Fingerprints().of(model.state_dict())])
+    return _hash([layers, (known or Fingerprints()).of(model.state_dict())])
 
 
 def _hash(facts: list[object]) -> str:

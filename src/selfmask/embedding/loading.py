@@ -4,19 +4,52 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Protocol
 
 from torch import nn
 
 from ..backbones import Backbone, load_backbone
-from ..backbones.running import best_device
-from ..errors import EmbedderError, HeadError, SelfmaskError, UnknownBackboneError
+from ..errors import EmbedderError, HeadError, MaskFileError, SelfmaskError, UnknownBackboneError
 from ..files import RunFile
-from ..maskfile import inspect_mask_file
+from ..maskfile import Container, OpenedMask, open_container
 from ..masking import MaskedModel
 from ..objectives.heads import Head, head_of
+from ..running import best_device
 from .embedder import Embedder
+
+
+class NamedFile:
+    """A file that a user names, opened once, whatever kind it turns out to be of."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @cached_property
+    def container(self) -> Container:
+        """Open, with its header read: that tells the kinds apart."""
+        return open_container(self.path)
+
+    @property
+    def opens(self) -> bool:
+        """Whether it is a container at all. What is wrong with it, whoever takes it says."""
+        try:
+            return bool(self.container.name)
+        except MaskFileError:
+            return False
+
+    @property
+    def format(self) -> str | None:
+        """What the header says that it is."""
+        return self.container.metadata.get("format") if self.opens else None
+
+    def __enter__(self) -> NamedFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if "container" in self.__dict__:
+            self.container.close()
 
 
 class OpenedFile(Protocol):
@@ -36,8 +69,8 @@ class FileKind(Protocol):
     run_file: RunFile
     """What it is called in a run folder."""
 
-    def open(self, path: Path) -> OpenedFile | None:
-        """The file, or None if it is of another kind."""
+    def open(self, file: NamedFile) -> OpenedFile | None:
+        """The file, read whole, or None if it is of another kind."""
 
 
 def load(
@@ -102,7 +135,8 @@ def _backbone_of(folder: Path) -> tuple[str | None, Path | None]:
 
 
 def _of_file(kinds: Sequence[FileKind], path: Path, name: str | None, weights: Path | None) -> Embedder:
-    opened = next((opened for kind in kinds if (opened := kind.open(path)) is not None), None)
+    with NamedFile(path) as file:
+        opened = next((opened for kind in kinds if (opened := kind.open(file)) is not None), None)
     if opened is None:
         raise EmbedderError(
             f"{path} is not a file that vectors can be made with",
@@ -137,22 +171,22 @@ class MaskFile:
     run_file = RunFile.MASK
 
     @staticmethod
-    def open(path: Path) -> MaskFile | None:
-        return MaskFile(path)
+    def open(file: NamedFile) -> MaskFile | None:
+        return MaskFile(file)
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.manifest, _ = inspect_mask_file(path)
+    def __init__(self, file: NamedFile) -> None:
+        self.path = file.path
+        self.mask = OpenedMask(file.container).checked()
 
     @property
     def base_name(self) -> str | None:
-        return self.manifest.base_name
+        return self.mask.manifest.base_name
 
     def on(self, backbone: Backbone) -> Embedder:
-        model = MaskedModel.from_pretrained(backbone.model, self.path)
+        model = MaskedModel.from_pretrained(backbone.model, self.mask)
         try:
             head: Head | None = head_of(model.pack().head)
         except HeadError:  # none, or one that others made for themselves: vectors do without
             head = None
-        how = self.manifest.preprocessing or backbone.preprocessing
+        how = self.mask.manifest.preprocessing or backbone.preprocessing
         return Embedder(f"{backbone.name} + {self.path}", ready(model), how, backbone.width, head)

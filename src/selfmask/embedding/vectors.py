@@ -10,12 +10,11 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-from ..backbones.running import as_vectors, evaluating
-from ..cli.memory import memory_kept
 from ..data import Images
 from ..data.pixels import fit, normalised
 from ..errors import BadImageError, ConfigError
 from ..preprocessing import Preprocessing
+from ..running import as_vectors, evaluating
 
 _LARGE = 4  # so many times the target's pixels, and an image is made small as soon as it is decoded
 
@@ -83,7 +82,7 @@ def embed_batches(
     workers = workers or min(8, torch.get_num_threads())
     waiting: deque[Future[_Prepared]] = deque()
     pool = ThreadPoolExecutor(workers, "decode")
-    with evaluating(model), memory_kept():
+    with evaluating(model):
         try:
             for first in range(start, len(images), batch_size):
                 numbers = range(first, min(first + batch_size, len(images)))

@@ -1,19 +1,27 @@
 """The artifact: one safe, small file per mask."""
 
 from .codecs import Members
+from .container import Container, PathLike, Source, open_container
 from .fingerprint import Fingerprints
 from .manifest import Manifest
 from .mask import Bits, PackedMask, pack_bits, unpack_bits, weights_with_bits
-from .reader import inspect_mask_file, read_mask_file
-from .writer import write_mask_file
+from .reader import MaskSource, OpenedMask, inspect_mask_file, read_mask_file
+from .writer import mask_file_bytes, write_mask_file
 
 __all__ = [
     "Bits",
+    "Container",
     "Fingerprints",
     "Manifest",
+    "MaskSource",
     "Members",
+    "OpenedMask",
     "PackedMask",
+    "PathLike",
+    "Source",
     "inspect_mask_file",
+    "mask_file_bytes",
+    "open_container",
     "pack_bits",
     "read_mask_file",
     "unpack_bits",

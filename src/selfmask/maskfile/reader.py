@@ -6,28 +6,70 @@ that codec share, "norm.NAME" batch-norm statistics, "head.NAME" an optional hea
 
 from __future__ import annotations
 
-import dataclasses
-import math
-import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
+from functools import cached_property
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from ..errors import ConfigError, CorruptMaskFileError, NotAMaskFileError, RelativeMaskError, WrongBaseError
+from ..errors import ConfigError, CorruptMaskFileError, RelativeMaskError, WrongBaseError
 from . import codecs
+from .container import Container, Source, Stored, open_container
 from .fingerprint import Fingerprints
-from .layout import MAX_HEADER, SHARED, WIDTHS, PathLike, content_hash, max_head, same_bits
+from .layout import SHARED, max_head, same_bits
 from .manifest import Manifest, parse_manifest
 from .mask import Bits, PackedMask, weights_with_bits
 
 
+class OpenedMask:
+    """A mask file that is open: its words are read; its tensors once they are asked for, and kept.
+
+    So whoever has to know the base's name before there is a base opens, reads and hashes the file only once.
+    """
+
+    def __init__(self, source: Source | Container, name: str | None = None) -> None:
+        self._container = open_container(source, name)
+        self.table = self._container.table
+        try:
+            self.manifest = parse_manifest(self._container.metadata)
+        except BaseException:
+            self._container.close()
+            raise
+
+    @cached_property
+    def tensors(self) -> dict[str, Tensor]:
+        """All tensors of the file, with the content that was written. Their sizes are to be checked before."""
+        return self._container.read(self._container.metadata["manifest"])
+
+    def checked(self) -> OpenedMask:
+        """Itself, with all checked that can be without the base."""
+        _check_tensors(self.table, self.manifest, None)
+        self.tensors  # noqa: B018 (reads and hashes)
+        return self
+
+    @property
+    def parts(self) -> dict[str, int]:
+        """The bytes of the file and of each part of it."""
+        parts = {"file": self._container.size, "masks": 0, "norm": 0, "head": 0}
+        for key, stored in self.table.items():
+            kind = key.partition(".")[0]
+            parts["masks" if kind in ("mask", SHARED) else kind] += stored.nbytes
+        return parts | {"words": parts["file"] - parts["masks"] - parts["norm"] - parts["head"]}
+
+    def __enter__(self) -> OpenedMask:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._container.close()
+
+
+MaskSource = Source | Container | OpenedMask
+
+
 def read_mask_file(
-    path: PathLike,
+    source: MaskSource,
     *,
     parameters: Mapping[str, Tensor],
     buffers: Mapping[str, Tensor],
@@ -42,11 +84,11 @@ def read_mask_file(
     `references` are the masks at hand that a relative file may refer to. `members` make the next mask of the same base
     faster to decode.
     """
-    with _opened(Path(path)) as (file, manifest):
+    with nullcontext(source) if isinstance(source, OpenedMask) else OpenedMask(source) as opened:
+        manifest = opened.manifest
         _check_base(manifest, parameters, buffers, fingerprints)
-        stored = _check_tensors(file, manifest, buffers)
-        tensors = {key: file.get_tensor(key) for key in stored}
-        _check_content(file, tensors)
+        _check_tensors(opened.table, manifest, buffers)
+        tensors = opened.tensors
     # In the order of the model, so that optimizers find the scores in the order they know.
     sizes = {name: manifest.masks[name].bits for name in parameters if name in manifest.masks}
     chosen = _chosen(manifest, choose)
@@ -84,49 +126,10 @@ def read_mask_file(
     return mask
 
 
-def inspect_mask_file(path: PathLike) -> tuple[Manifest, dict[str, int]]:
+def inspect_mask_file(source: MaskSource) -> tuple[Manifest, dict[str, int]]:
     """The manifest of a file and the bytes of each part of it, checked as far as is possible without the base."""
-    with _opened(Path(path)) as (file, manifest):
-        stored = _check_tensors(file, manifest, None)
-        _check_content(file, {key: file.get_tensor(key) for key in stored})
-        parts = {"file": Path(path).stat().st_size, "masks": 0, "norm": 0, "head": 0}
-        for key, part in stored.items():
-            kind = key.partition(".")[0]
-            parts["masks" if kind in ("mask", SHARED) else kind] += part.nbytes
-        parts["words"] = parts["file"] - parts["masks"] - parts["norm"] - parts["head"]
-    return manifest, parts
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[tuple[Any, Manifest]]:
-    """The file mapped into memory, with its manifest; nothing of its data is read yet."""
-    try:
-        start = path.open("rb")
-    except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
-        found = getattr(error, "strerror", None) or error
-        raise NotAMaskFileError(
-            f"cannot read {path}", expected="a .smn file", found=found, todo="check the path"
-        ) from error
-    with start:
-        header, size = int.from_bytes(start.read(8), "little"), os.fstat(start.fileno()).st_size
-        if size < 8 or header > size - 8:
-            raise NotAMaskFileError(
-                f"{path} is not a safetensors file, or is cut off",
-                expected=f"a header of {header} bytes",
-                found=f"{size} bytes in all",
-                todo="give a .smn file; if it is one, fetch it again",
-            )
-        if header > MAX_HEADER:
-            raise CorruptMaskFileError(f"the header of {path}", expected=f"at most {MAX_HEADER} bytes", found=header)
-        # The open file, not its name: by the second look, another file may have taken that.
-        same = f"/dev/fd/{start.fileno()}"
-        try:
-            with safe_open(same if Path(same).exists() else path, framework="pt") as file:
-                yield file, parse_manifest(file.metadata())
-        except SafetensorError as error:
-            raise CorruptMaskFileError(
-                f"{path} is damaged", expected="a valid safetensors file", found=error
-            ) from error
+    with nullcontext(source) if isinstance(source, OpenedMask) else OpenedMask(source) as opened:
+        return opened.checked().manifest, opened.parts
 
 
 def _check_base(
@@ -154,24 +157,8 @@ def _check_base(
             )
 
 
-@dataclasses.dataclass(frozen=True)
-class _Stored:
-    """A tensor of the file as its header describes it."""
-
-    dtype: str
-    shape: tuple[int, ...]
-
-    @property
-    def nbytes(self) -> int:
-        return math.prod(self.shape) * WIDTHS[self.dtype]
-
-    def __str__(self) -> str:
-        return f"{self.dtype} of shape {self.shape}"
-
-
-def _check_tensors(file: Any, manifest: Manifest, buffers: Mapping[str, Tensor] | None) -> dict[str, _Stored]:
+def _check_tensors(stored: Mapping[str, Stored], manifest: Manifest, buffers: Mapping[str, Tensor] | None) -> None:
     """Every tensor of the file is one we expect, of the size we expect; without a base, as far as we can know."""
-    stored = {key: _describe(key, file.get_slice(key)) for key in file.keys()}  # noqa: SIM118 (not a dict)
     wanted = {f"mask.{name}" for name in manifest.masks}
     if any(entry.codec == codecs.LZMA for entry in manifest.masks.values()):
         wanted.add(SHARED)
@@ -188,11 +175,11 @@ def _check_tensors(file: Any, manifest: Manifest, buffers: Mapping[str, Tensor] 
     most = {f"mask.{name}": -(-entry.bits // 8) for name, entry in manifest.masks.items()}
     most[SHARED] = sum(most.values())
     for key, limit in most.items():
-        part = stored.get(key, _Stored("U8", (0,)))
+        part = stored.get(key, Stored("U8", (0,)))
         if part.dtype != "U8" or len(part.shape) != 1 or part.nbytes > limit:
             raise CorruptMaskFileError(f"{key} does not fit", expected=f"U8, at most {limit} bytes", found=part)
     for name, buffer in (buffers or {}).items():
-        fitting = _Stored("F64" if buffer.dtype == torch.float64 else "F32", tuple(buffer.shape))
+        fitting = Stored("F64" if buffer.dtype == torch.float64 else "F32", tuple(buffer.shape))
         if (part := stored.get(f"norm.{name}", fitting)) != fitting:
             raise WrongBaseError(
                 f"the statistics {name} do not fit", expected=fitting, found=part, todo="load the mask on its own base"
@@ -200,22 +187,6 @@ def _check_tensors(file: Any, manifest: Manifest, buffers: Mapping[str, Tensor] 
     head = sum(part.nbytes for key, part in stored.items() if key.startswith("head."))
     if head > (limit := max_head({name: entry.shape for name, entry in manifest.masks.items()})):
         raise CorruptMaskFileError("the head is too large", expected=f"at most {limit} bytes", found=head)
-    return stored
-
-
-def _describe(key: str, part: Any) -> _Stored:
-    if part.get_dtype() not in WIDTHS:
-        raise CorruptMaskFileError(f"the type of {key[:200]}", expected=", ".join(WIDTHS), found=part.get_dtype())
-    return _Stored(part.get_dtype(), tuple(part.get_shape()))
-
-
-def _check_content(file: Any, tensors: Mapping[str, Tensor]) -> None:
-    metadata = file.metadata()
-    expected, found = str(metadata.get("sha256")), content_hash(metadata["manifest"], tensors)
-    if found != expected:
-        raise CorruptMaskFileError(
-            "the content of the mask file was altered", expected=f"SHA-256 {expected[:16]}", found=found[:16]
-        )
 
 
 def _chosen(

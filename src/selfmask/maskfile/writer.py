@@ -1,21 +1,20 @@
-"""Writing mask files, atomically."""
+"""Making mask files of masks, and writing them, atomically."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors.torch import save
 from torch import Tensor
 
 from ..errors import ConfigError, MaskWriteError, RelativeMaskError
 from ..files import write_atomically
 from . import codecs
-from .layout import MAX_HEADER, SHARED, WIDTHS, PathLike, content_hash, max_head, same_bits
+from .container import MAX_HEADER, PathLike, container_bytes
+from .layout import SHARED, max_head, same_bits
 from .manifest import FORMAT, VERSION, Manifest, TensorEntry
 from .mask import Bits, PackedMask, weights_with_bits
 
@@ -23,7 +22,14 @@ from .mask import Bits, PackedMask, weights_with_bits
 def write_mask_file(
     path: PathLike, mask: PackedMask, parameters: Mapping[str, Tensor], *, relative_to: PackedMask | None = None
 ) -> int:
-    """Write a mask atomically; return the file's size.
+    """Write a mask atomically; return the file's size. As for the rest, see `mask_file_bytes`."""
+    return write_atomically(Path(path), mask_file_bytes(mask, parameters, relative_to=relative_to), MaskWriteError)
+
+
+def mask_file_bytes(
+    mask: PackedMask, parameters: Mapping[str, Tensor], *, relative_to: PackedMask | None = None
+) -> bytes:
+    """The bytes of a mask's file; the same mask gives the same.
 
     `parameters` are those of the base. Without them (they were converted) the file is larger, and as good.
     """
@@ -52,10 +58,9 @@ def write_mask_file(
         notes=mask.notes,
     ).to_json()
     metadata = {"format": FORMAT, "version": VERSION, "manifest": manifest}
-    metadata["sha256"] = content_hash(manifest, tensors)
-    data = in_one_order(save(tensors, metadata))
+    data = container_bytes(tensors, metadata, hashed=manifest)
     _check_limits(data, mask)
-    return write_atomically(Path(path), data, MaskWriteError)
+    return data
 
 
 def _check_limits(data: bytes, mask: PackedMask) -> None:
@@ -65,17 +70,6 @@ def _check_limits(data: bytes, mask: PackedMask) -> None:
         raise ConfigError("too many words for a mask file", expected=f"{MAX_HEADER} bytes", found=header)
     if head > (most := max_head(mask.shapes)):
         raise ConfigError("the head is larger than the masked weights", expected=f"at most {most} bytes", found=head)
-    stored = json.loads(data[8 : 8 + header])
-    if odd := {entry["dtype"] for key, entry in stored.items() if key.startswith("head.")} - set(WIDTHS):
-        raise ConfigError("a head of a type that mask files do not hold", expected=list(WIDTHS), found=sorted(odd))
-
-
-def in_one_order(data: bytes) -> bytes:
-    """The same mask gives the same bytes: safetensors writes its metadata in random order."""
-    end = 8 + int.from_bytes(data[:8], "little")
-    header = json.dumps(json.loads(data[8:end]), sort_keys=True, separators=(",", ":")).encode()
-    header += b" " * (-len(header) % 8)
-    return len(header).to_bytes(8, "little") + header + data[end:]
 
 
 def _at_least_float32(value: Tensor) -> Tensor:

@@ -8,9 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Self, get_args
 
 from ..errors import ConfigError
-from .rules import RULES
+from .rules import RULES, ScoreInit
 
-ScoreInit = Literal["constant", "kaiming"]
 FractionBy = Literal["random", "magnitude"]
 NormPolicy = Literal["adapt", "frozen", "recalibrate", "anchored"]
 

@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import copy
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from ..errors import ConfigError, UnknownMaskError, WrongBaseError
-from ..maskfile import Bits, Fingerprints, Members, PackedMask, pack_bits, read_mask_file, unpack_bits, write_mask_file
+from ..errors import ConfigError, MaskWriteError, UnknownMaskError, WrongBaseError
+from ..files import write_atomically
+from ..maskfile import (
+    Bits,
+    Fingerprints,
+    MaskSource,
+    Members,
+    PackedMask,
+    PathLike,
+    mask_file_bytes,
+    pack_bits,
+    read_mask_file,
+    unpack_bits,
+)
 from ..preprocessing import Preprocessing
 from .config import MaskConfig
 from .effective import EffectiveWeight, apply_mask_, count_ones, inverse_alpha, unpack_mask_
@@ -24,7 +36,6 @@ from .scores import choose_fraction, initial_scores
 from .selection import select_parameters, tied_names
 
 DEFAULT = "default"
-PathLike = str | os.PathLike[str]
 
 
 def get_masked_model(model: nn.Module, config: MaskConfig | None = None) -> MaskedModel:
@@ -117,6 +128,11 @@ class MaskedModel(nn.Module):
         if not 0 <= value <= 1:
             raise ConfigError("progress is out of range", expected="0 to 1", found=value)
         self._progress = float(value)
+
+    @property
+    def fingerprints(self) -> Fingerprints:
+        """Hashes of the base's tensors as they are: those that were taken to check masks need not be taken again."""
+        return Fingerprints() if self._converted else self._fingerprints
 
     # ---- running --------------------------------------------------------------------------------------------
 
@@ -215,7 +231,7 @@ class MaskedModel(nn.Module):
         self,
         path: PathLike,
         *,
-        relative_to: str | PathLike | None = None,
+        relative_to: MaskSource | None = None,
         head: Mapping[str, Tensor] | None = None,
         notes: str = "",
     ) -> int:
@@ -223,23 +239,33 @@ class MaskedModel(nn.Module):
 
         `relative_to` names a loaded mask, or a file, to store only the difference to; it is needed again to load.
         """
+        data = self.mask_bytes(relative_to=relative_to, head=head, notes=notes)
+        return write_atomically(Path(path), data, MaskWriteError)
+
+    def mask_bytes(
+        self, *, relative_to: MaskSource | None = None, head: Mapping[str, Tensor] | None = None, notes: str = ""
+    ) -> bytes:
+        """What `save_pretrained` writes: for those who keep masks in places of their own."""
         mask = self.pack(head=head, notes=notes)
         reference = None if relative_to is None else self._resolve(relative_to)
         # A converted base no longer has the weights by whose size readers tell the classes of weights.
         parameters = {} if self._converted else self._weights(mask.sizes)
-        return write_mask_file(path, mask, parameters, relative_to=reference)
+        return mask_file_bytes(mask, parameters, relative_to=reference)
 
     @classmethod
     def from_pretrained(
         cls,
         model: nn.Module,
-        path: PathLike,
+        path: MaskSource,
         *,
         name: str = DEFAULT,
-        relative_to: PathLike | None = None,
+        relative_to: MaskSource | None = None,
         is_trainable: bool = False,
     ) -> MaskedModel:
-        """Put the mask of a file on its base. With `is_trainable` it gets scores, to be trained on from there."""
+        """Put the mask of a file on its base. With `is_trainable` it gets scores, to be trained on from there.
+
+        Instead of a path, the bytes of a file do as well, or a file that is open (`maskfile.OpenedMask`).
+        """
         if is_trainable and name != DEFAULT:
             raise ConfigError("a trainable mask has no name of its own", expected=DEFAULT, found=name)
         masked = cls(model)
@@ -254,7 +280,7 @@ class MaskedModel(nn.Module):
         masked._freeze()
         return masked
 
-    def load_mask(self, path: PathLike, name: str, *, relative_to: str | PathLike | None = None) -> None:
+    def load_mask(self, path: MaskSource, name: str, *, relative_to: MaskSource | None = None) -> None:
         """Load a mask beside the others, bit-packed; `set_mask(name)` then makes it the active one."""
         if name in self.mask_names:
             raise ConfigError(f"a mask named {name!r} is here already", todo="choose another name")
@@ -453,7 +479,7 @@ class MaskedModel(nn.Module):
                 self._norm.get_buffer(member_key(name)).copy_(value)
         self._progress = mask.progress
 
-    def _read(self, path: PathLike, reference: PackedMask | None) -> PackedMask:
+    def _read(self, path: MaskSource, reference: PackedMask | None) -> PackedMask:
         if self._converted:
             raise WrongBaseError(
                 "the base was converted to another type after it was masked",
@@ -477,7 +503,7 @@ class MaskedModel(nn.Module):
         choices = {name: choose_fraction(name, weight, parsed) for name, weight in self._weights(names).items()}
         return {name: pack_bits(chosen.flatten()) for name, chosen in choices.items() if chosen is not None}
 
-    def _resolve(self, mask: str | PathLike) -> PackedMask:
+    def _resolve(self, mask: MaskSource) -> PackedMask:
         """A mask given by the name it is loaded under, or by its file."""
         if not isinstance(mask, str) or mask not in self.mask_names:
             return self._read(mask, None)

@@ -8,15 +8,27 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from importlib.metadata import entry_points
-from typing import TYPE_CHECKING, ClassVar, TypeVar
+from typing import ClassVar, Literal, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from ..errors import ConfigError
 
-if TYPE_CHECKING:
-    from .config import MaskConfig, ScoreInit
+ScoreInit = Literal["constant", "kaiming"]
+
+
+class RuleSettings(Protocol):
+    """The settings that rules look at: those of `MaskConfig`."""
+
+    @property
+    def rule(self) -> str: ...
+
+    @property
+    def mu(self) -> float: ...
+
+    @property
+    def active_share(self) -> float: ...
 
 
 class Rule(ABC):
@@ -27,7 +39,7 @@ class Rule(ABC):
     """How scores start, where the config does not say."""
 
     @abstractmethod
-    def write(self, scores: Tensor, config: MaskConfig, progress: float, out: Tensor) -> None:
+    def write(self, scores: Tensor, config: RuleSettings, progress: float, out: Tensor) -> None:
         """Write the mask M of `scores` as zeros and ones into `out`, which has their shape, in the weight's dtype.
 
         `progress` in [0, 1] is how far training has come.
@@ -51,7 +63,7 @@ class Threshold(Rule):
 
     name = "threshold"
 
-    def write(self, scores: Tensor, config: MaskConfig, progress: float, out: Tensor) -> None:
+    def write(self, scores: Tensor, config: RuleSettings, progress: float, out: Tensor) -> None:
         torch.gt(scores, config.mu, out=out)
 
 
@@ -62,7 +74,7 @@ class TopK(Rule):
     name = "topk"
     score_init = "kaiming"
 
-    def write(self, scores: Tensor, config: MaskConfig, progress: float, out: Tensor) -> None:
+    def write(self, scores: Tensor, config: RuleSettings, progress: float, out: Tensor) -> None:
         out.copy_(top_share(scores.flatten(), config.active_share).view_as(scores))
 
 
@@ -72,12 +84,12 @@ class ProgressiveTopK(Rule):
 
     name = "progressive_topk"
 
-    def write(self, scores: Tensor, config: MaskConfig, progress: float, out: Tensor) -> None:
+    def write(self, scores: Tensor, config: RuleSettings, progress: float, out: Tensor) -> None:
         share = 1 + (config.active_share - 1) * progress
         out.copy_(top_share(scores.flatten(), share).view_as(scores))
 
 
-def write_mask(scores: Tensor, config: MaskConfig, progress: float, chosen: Tensor | None, out: Tensor) -> None:
+def write_mask(scores: Tensor, config: RuleSettings, progress: float, chosen: Tensor | None, out: Tensor) -> None:
     """Write the mask M of `scores` as zeros and ones into `out`, which has the weight's shape and dtype.
 
     Weights that are not `chosen` stay on whatever their score, so that not even weight decay can switch them off.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
@@ -75,6 +76,4 @@ class Steps(Dataset[Batch]):
 
 def _quiet_worker(_: int) -> None:
     """Ctrl-C reaches every process of the terminal; the main one decides what to do about it."""
-    import signal
-
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -16,9 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..backbones.running import as_vectors, evaluating
 from ..evaluation import nearest
 from ..masking import MaskedModel
+from ..running import as_vectors, evaluating
 
 NEIGHBOURS = 20
 _RANK_LEFT = 0.8  # of the frozen features' effective rank; below, quality falls in proportion

@@ -19,7 +19,6 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from ..backbones.running import features_of, small_side
 from ..data import Images, ImageStore
 from ..data.identity import identity
 from ..data.views import MultiCrop, ViewsConfig
@@ -28,6 +27,7 @@ from ..files import RunFile
 from ..masking import MaskedModel
 from ..objectives import Objective
 from ..preprocessing import Preprocessing
+from ..running import features_of, small_side
 from .batches import Steps
 from .config import RunConfig
 from .display import Display, QuietDisplay

@@ -92,8 +92,9 @@ class Start:
             write_atomically(checkpoint_file(folder, self.checkpoint), file.read_bytes())
             write_atomically(folder / RunFile.RESULT, (self.mask.parent / RunFile.RESULT).read_bytes())
         # The mask last: where that is, all is.
-        if self.preprocessing is not None:
-            write_atomically(folder / RunFile.MASK, self.mask.read_bytes())
+        data = self.mask.read_bytes()
+        if inspect_mask_file(data)[0].preprocessing is not None:
+            write_atomically(folder / RunFile.MASK, data)
         else:
             masked = self.begin(model)
             masked.preprocessing = how

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from safetensors import safe_open
-from safetensors.torch import save
-from torch import nn
+from torch import Tensor, nn
 
-from ..errors import BadWeightsError, RunWriteError, WrongBaseError
+from ..errors import BadWeightsError, MaskFileError, RunWriteError, WrongBaseError
 from ..files import RunFile, write_atomically
-from ..maskfile import Fingerprints
-from ..maskfile.writer import in_one_order
+from ..maskfile import Container, Fingerprints, Source, open_container
+from ..maskfile.container import container_bytes
 from ..objectives.heads import Head, head_of
 from ..preprocessing import Preprocessing
 from .methods import Learner, add_lora
@@ -36,12 +35,21 @@ class About:
     targets: tuple[str, ...]
 
 
+@dataclasses.dataclass(frozen=True)
+class OpenedTuned:
+    """A file that was read, whole."""
+
+    path: str
+    about: About
+    tensors: Mapping[str, Tensor]
+
+
 def write_tuned(path: Path, learner: Learner, head: Head, about: About) -> int:
     """Write it atomically; return its size in bytes."""
     tensors = {_WEIGHT + name: value.detach().cpu().contiguous() for name, value in learner.kept().items()}
     tensors |= {_HEAD + name: value.contiguous() for name, value in head.tensors().items()}
     metadata = {"format": FORMAT, "about": json.dumps(dataclasses.asdict(about))}
-    return write_atomically(path, in_one_order(save(tensors, metadata)), RunWriteError)
+    return write_atomically(path, container_bytes(tensors, metadata), RunWriteError)
 
 
 def is_tuned(path: Path) -> bool:
@@ -49,18 +57,26 @@ def is_tuned(path: Path) -> bool:
     return path.suffix == Path(RunFile.TUNED).suffix
 
 
-def read_about(path: Path) -> About:
-    with _opened(path) as file:
-        return _about(path, file)
+def open_tuned(source: Source | Container) -> OpenedTuned:
+    """Read a file, once, and check what can be checked without its backbone."""
+    try:
+        with open_container(source) as file:
+            about = _about(file)
+            return OpenedTuned(file.name, about, file.read())
+    except MaskFileError as error:
+        raise BadWeightsError(
+            error.what, expected="a file that `selfmask train` wrote", found=error.found, todo=error.todo
+        ) from error
 
 
-def load_tuned(model: nn.Module, path: Path) -> tuple[nn.Module, Head]:
+def load_tuned(model: nn.Module, file: Source | OpenedTuned) -> tuple[nn.Module, Head]:
     """The backbone with what was learned on it (changed in place), in eval mode, and the head."""
-    with _opened(path) as file:
-        about = _about(path, file)
-        names = list(file.keys())
-        weights = {name.removeprefix(_WEIGHT): file.get_tensor(name) for name in names if name.startswith(_WEIGHT)}
-        head = head_of({name.removeprefix(_HEAD): file.get_tensor(name) for name in names if name.startswith(_HEAD)})
+    opened = file if isinstance(file, OpenedTuned) else open_tuned(file)
+    about, path = opened.about, opened.path
+    weights, head = (
+        {key.removeprefix(part): value for key, value in opened.tensors.items() if key.startswith(part)}
+        for part in (_WEIGHT, _HEAD)
+    )
     if (found := Fingerprints().of(model.state_dict())) != about.fingerprint:
         raise WrongBaseError(
             f"{path} was learned on another backbone",
@@ -74,31 +90,21 @@ def load_tuned(model: nn.Module, path: Path) -> tuple[nn.Module, Head]:
     if odd := [name for name, value in weights.items() if name not in state or state[name].shape != value.shape]:
         raise BadWeightsError(f"{path} does not fit its backbone", found=", ".join(odd[:3]))
     model.load_state_dict(weights, strict=False)
-    return model.eval(), head
+    return model.eval(), head_of(head)
 
 
-def _opened(path: Path) -> Any:
+def _about(file: Container) -> About:
     try:
-        return safe_open(path, "pt")
-    except Exception as error:  # safetensors raises an error of its own, and those of the system
-        raise BadWeightsError(
-            f"{path} cannot be read", expected="a file that `selfmask train` wrote", found=error
-        ) from error
-
-
-def _about(path: Path, file: Any) -> About:
-    metadata = file.metadata() or {}
-    try:
-        if metadata["format"] != FORMAT:
-            raise ValueError(metadata["format"])
-        fields = json.loads(metadata["about"])
+        if file.metadata["format"] != FORMAT:
+            raise ValueError(file.metadata["format"])
+        fields = json.loads(file.metadata["about"])
         how: dict[str, Any] = {
             k: tuple(v) if isinstance(v, list) else v for k, v in fields.pop("preprocessing").items()
         }
         return About(preprocessing=Preprocessing(**how), targets=tuple(fields.pop("targets")), **fields)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise BadWeightsError(
-            f"{path} is no file of a trained backbone",
+            f"{file.name} is no file of a trained backbone",
             expected="a file that `selfmask train` wrote",
             found=f"{type(error).__name__}: {error}",
         ) from error

@@ -13,8 +13,9 @@ from sklearn.manifold import TSNE
 from threadpoolctl import threadpool_limits
 
 from ...cascade.clusters import Clusters
+from ...cascade.combination import CONDITIONAL, UNCONDITIONAL
 from ...cascade.file import inspect_cascade
-from ...cascade.model import CONDITIONAL, DISPATCHER, UNCONDITIONAL, Cascade, expert_name
+from ...cascade.model import DISPATCHER, Cascade, expert_name
 from ...data import Images
 from ...data.sources import SomeImages
 from ...embedding.embedder import FROZEN, Embedder

@@ -9,7 +9,6 @@ report.html, result.json
 
 from __future__ import annotations
 
-import dataclasses
 import tempfile
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -19,24 +18,24 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...backbones.running import best_device
 from ...cascade.clusters import Clusters
-from ...cascade.combination import Combination, columns_of
-from ...cascade.model import CONDITIONAL, DISPATCHER, UNCONDITIONAL, Cascade, expert_name
+from ...cascade.combination import CONDITIONAL, UNCONDITIONAL, Combination, columns_of
+from ...cascade.model import DISPATCHER, Cascade, expert_name
 from ...cascade.moments import Moments
-from ...data import Images, open_images
-from ...data.sources import SomeImages
+from ...data import open_images
 from ...embedding.vectors import embed, embed_batches
 from ...errors import ConfigError, ExpertError, MaskFileError, RunDamagedError, RunMismatchError
 from ...files import RunFile
 from ...masking import MaskedModel
 from ...preprocessing import Preprocessing, preprocessing_for
+from ...running import best_device
 from ...training import Processes, RunFolder, open_folder
-from ...training.display import Display, QuietDisplay, StagesDisplay
+from ...training.display import StagesDisplay
 from ...training.start import Start
-from ..adapt import AdaptConfig, adapt
 from .config import CascadeConfig
+from .expert import run_adapt, train_expert
 from .job import ROUTER, Job, check_begun, check_memory, check_readable, identity_of, least_images, opened
+from .workers import side_by_side
 
 FILE = RunFile.CASCADE
 _BATCH = 256  # images in a forward pass, where nothing is learned
@@ -107,7 +106,7 @@ def begin(job: Job, given: str | Path | None, display: StagesDisplay) -> None:
                     todo="give it again, --dispatcher, or begin in another folder: --out",
                 )
             # Also where it is finished: other settings than those it began with are refused.
-            _adapt(job, job.images, job.config.adapt, job.dispatcher, display)
+            run_adapt(job, job.images, job.config.adapt, job.dispatcher, display)
         elif not job.has_mask:
             how = preprocessing_for(Preprocessing.of_model(job.model)[1], job.preprocessing, job.config.adapt.size)
             Start.of(given).copy_to(job.dispatcher, job.model, how)
@@ -129,22 +128,9 @@ def begin(job: Job, given: str | Path | None, display: StagesDisplay) -> None:
         clusters.save(job.folder / ROUTER)
 
 
-def train_expert(job: Job, index: int, display: Display | None = None) -> dict[str, Any]:
-    """One expert, and no other; what it came to."""
-    if not 0 <= index < job.config.experts:
-        raise ConfigError("there is no such expert", expected=f"0 to {job.config.experts - 1}", found=index)
-    check_begun(job)
-    clusters = job.clusters()
-    own = clusters.members(index)
-    config = job.config.expert(index, len(clusters.numbers), len(own))
-    return _adapt(job, SomeImages(job.images, own), config, job.expert(index), display, Start.of(job.dispatcher))
-
-
 def train_experts(job: Job, workers: int, display: StagesDisplay) -> None:
     """All experts that are still to be trained, one after the other or side by side."""
     if workers > 1:  # also for one that is left: with other threads than it began with, sums are rounded otherwise
-        from .workers import side_by_side
-
         side_by_side(job, job.missing, min(workers, job.config.experts), display)
         return
     for index in job.missing:
@@ -188,25 +174,6 @@ def _plan(job: Job) -> tuple[dict[str, float], list[str]]:
         **{_COMBINATIONS: (job.folder / FILE).exists(), _REPORT: (job.folder / RunFile.RESULT).exists()},
     }
     return costs, [name for name in costs if has[name]]
-
-
-def _adapt(
-    job: Job, images: Images, config: AdaptConfig, where: Path, display: Display | None, start: Start | None = None
-) -> dict[str, Any]:
-    how = job.preprocessing
-    if start is not None:  # experts see images as the dispatcher does
-        how, config = start.preprocessing, dataclasses.replace(config, size=None)
-    return adapt(
-        *(job.model, images, config),
-        out=where,
-        resume=True,
-        preprocessing=how,
-        about={key: value for key, value in job.about.items() if key in ("backbone", "weights")},
-        max_bad=job.max_bad,
-        start=start,
-        report=start is None,
-        display=display or QuietDisplay(),
-    ).result
 
 
 def _dispatcher(job: Job) -> MaskedModel:

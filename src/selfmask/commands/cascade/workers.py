@@ -19,10 +19,11 @@ import torch
 from ...cascade.model import expert_name
 from ...errors import ConfigError, InterruptedRunError, RunError, SelfmaskError
 from ...files import RunFile
+from ...memory import keep_memory
 from ...training.display import StagesDisplay
 from ...training.loop import stop_flag
+from .expert import train_expert
 from .job import Job
-from .run import train_expert
 
 _LOOK = 0.2  # seconds between two looks at how far the others are
 
@@ -111,6 +112,7 @@ def _check(each: _Running, index: int) -> None:
 
 def _train(job: str, trouble: str, index: int, threads: int, parent: int) -> None:
     """In the new process: its share of the cores, and an end when the parent is gone, however that came."""
+    keep_memory()  # the process is ours, whoever's the parent is
     torch.set_num_threads(threads)
 
     def watch() -> None:

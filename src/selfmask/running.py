@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from ..errors import ConfigError, NotABackboneError
+from .errors import ConfigError, NotABackboneError
 
 _STRIDES = (14, 16, 28, 32)  # sides of patches and windows: most networks want a multiple of one of them
 
