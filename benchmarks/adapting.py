@@ -179,7 +179,7 @@ def embed_rows(name: str, number: int = 192) -> list[Row]:
     """Real photographs in files, 500 x 375; timm's own evaluation transform and a DataLoader on the other side."""
     dense = timm.create_model(name, num_classes=0).eval()
     masked = get_masked_model(copy.deepcopy(dense), CONFIG.mask).eval()
-    how = Preprocessing((224, 224), HOW.mean, HOW.std, "bicubic")
+    preprocessing = Preprocessing((224, 224), HOW.mean, HOW.std, "bicubic")
     transform = create_transform((3, 224, 224), mean=HOW.mean, std=HOW.std, interpolation="bicubic", crop_pct=1.0)
     with tempfile.TemporaryDirectory() as folder:
         paths = photographs(Path(folder), number)
@@ -194,7 +194,7 @@ def embed_rows(name: str, number: int = 192) -> list[Row]:
                 return view
 
         def ours() -> None:
-            embed(masked, images, how, batch_size=BATCH)
+            embed(masked, images, preprocessing, batch_size=BATCH)
 
         @torch.inference_mode()
         def other() -> None:

@@ -36,15 +36,15 @@ def main() -> int:
 
 
 def cascade_rows(
-    name: str, model: nn.Module, how: Preprocessing, *, batch_size: int = 64, repeats: int = 15
+    name: str, model: nn.Module, preprocessing: Preprocessing, *, batch_size: int = 64, repeats: int = 15
 ) -> list[Row]:
     """On a mixed batch of real images, and for the small network also with everything around it."""
     images = SomeImages(open_images("selfmask/fashion"), range(FITTED))
     # Masks of few steps: what a mask holds does not matter to how long it takes.
     config = CascadeConfig.preset("fast", experts=EXPERTS, router="kmeans", steps=3, batch_size=batch_size, track=())
-    cascade = fit_cascade(model, images, config, preprocessing=how)
+    cascade = fit_cascade(model, images, config, preprocessing=preprocessing)
     dispatcher = cascade.masked
-    pixels = torch.stack([normalised(fit(images[i], how), how) for i in range(MIXED)])
+    pixels = torch.stack([normalised(fit(images[i], preprocessing), preprocessing) for i in range(MIXED)])
     pixels = pixels.contiguous(memory_format=torch.channels_last)
     with torch.inference_mode():
         groups = cascade.router(cascade.vectors(pixels, [DISPATCHER])[0]).bincount(minlength=EXPERTS).tolist()
@@ -71,8 +71,8 @@ def cascade_rows(
             rows.append(
                 timed(
                     f"{name}: embed {FITTED} images, {combination} / dispatcher alone",
-                    lambda: embed(cascade, images, how, batch_size=MIXED),
-                    lambda: (dispatcher.set_mask(DISPATCHER), embed(dispatcher, images, how)),
+                    lambda: embed(cascade, images, preprocessing, batch_size=MIXED),
+                    lambda: (dispatcher.set_mask(DISPATCHER), embed(dispatcher, images, preprocessing)),
                     limit,
                     7,
                 )

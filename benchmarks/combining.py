@@ -102,8 +102,8 @@ def numbers_of(folder: str) -> Iterator[tuple[tuple[str, str], Numbers]]:
     train, test = features(cascade, "train"), features(cascade, "test")
     e = {"frozen backbone": (train.frozen, test.frozen)} | {name: (train.e[name], test.e[name]) for name in train.e}
 
-    def row(title: str, how: str, own: Tensor, other: Tensor) -> tuple[tuple[str, str], Numbers]:
-        return (title, how), measured(own, train.labels, other, test.labels)
+    def row(title: str, preprocessing: str, own: Tensor, other: Tensor) -> tuple[tuple[str, str], Numbers]:
+        return (title, preprocessing), measured(own, train.labels, other, test.labels)
 
     for title in ("frozen backbone", DISPATCHER):
         yield row(title, "as it is", *e[title])

@@ -95,9 +95,9 @@ def perform(run: Run) -> dict[str, Any]:
     weights = os.environ["TINY_LABELLED"] if run.backbone == "tiny with labels" else None
     backbone = load_backbone("selfmask/tiny" if weights else run.backbone, weights=weights and Path(weights))
     train, test = (open_images(run.images, split=split) for split in ("train", "test"))
-    how = backbone.preprocessing
+    preprocessing = backbone.preprocessing
     if run.size is not None:
-        how = dataclasses.replace(how, size=(run.size, run.size))
+        preprocessing = dataclasses.replace(preprocessing, size=(run.size, run.size))
     config = dataclasses.replace(run.config, size=run.size)
     y, truth = torch.tensor(train.labels), torch.tensor(test.labels)
     curve: list[dict[str, Any]] = []
@@ -110,7 +110,7 @@ def perform(run: Run) -> dict[str, Any]:
         if not wanted and line["step"] != config.steps:
             return
         start = time.perf_counter()
-        (bank, kept), (queries, test_kept) = (embed(masked, images, how) for images in (train, test))
+        (bank, kept), (queries, test_kept) = (embed(masked, images, preprocessing) for images in (train, test))
         point = {"knn": knn_accuracy(bank, y[kept], queries, truth[test_kept], k=min(200, len(bank)))}
         kept_of_line = {key: line[key] for key in ("step", "loss", "quality", "active", "trouble") if key in line}
         curve.append(kept_of_line | point)
@@ -119,7 +119,7 @@ def perform(run: Run) -> dict[str, Any]:
     start = time.perf_counter()
     result = adapt(
         *(backbone.model, run.images, config),
-        preprocessing=how,
+        preprocessing=preprocessing,
         labelled=Labelled(train, test),
         watch=watch,
     )

@@ -89,9 +89,11 @@ def save_tokenizer(folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
 
 
-def clothes(count: int, how: Preprocessing) -> torch.Tensor:
+def clothes(count: int, preprocessing: Preprocessing) -> torch.Tensor:
     """Bundled images of clothes as a backbone wants them, normalised [count, 3, H, W]."""
     images = open_images("selfmask/fashion", split="test")
-    pictures = [Image.fromarray(images[i].permute(1, 2, 0).numpy()).resize(how.size[::-1]) for i in range(count)]
+    pictures = [
+        Image.fromarray(images[i].permute(1, 2, 0).numpy()).resize(preprocessing.size[::-1]) for i in range(count)
+    ]
     pixels = torch.from_numpy(np.stack([np.array(picture) for picture in pictures])).permute(0, 3, 1, 2) / 255
-    return (pixels - torch.tensor(how.mean)[:, None, None]) / torch.tensor(how.std)[:, None, None]
+    return (pixels - torch.tensor(preprocessing.mean)[:, None, None]) / torch.tensor(preprocessing.std)[:, None, None]

@@ -40,8 +40,8 @@ IMAGENET = Preprocessing((224, 224), (0.485, 0.456, 0.406), (0.229, 0.224, 0.225
 
 def preprocessing_for(known: Preprocessing | None, given: Preprocessing | None, size: int | None) -> Preprocessing:
     """As given, else as the model carries it, else ImageNet's; at another size, if one is asked for."""
-    how = given or known or IMAGENET
-    how = how if size is None else dataclasses.replace(how, size=(size, size))
-    if how.size[0] != how.size[1]:
-        raise ConfigError("views are square", expected="one size", found=how.size, todo="give a size: --size")
-    return how
+    preprocessing = given or known or IMAGENET
+    preprocessing = preprocessing if size is None else dataclasses.replace(preprocessing, size=(size, size))
+    if preprocessing.size[0] != preprocessing.size[1]:
+        raise ConfigError("views are square", expected="one size", found=preprocessing.size, todo="give a size: --size")
+    return preprocessing

@@ -153,13 +153,13 @@ def test_a_folder_says_how_images_are_prepared(folder: Path) -> None:
     name, file = f"transformers/{folder}", folder / "preprocessor_config.json"
     usual = resolve(name).preprocessing
     change(file, resample=2, image_mean=[0.5] * 3, image_std=[0.25] * 3, crop_size=999)
-    how = resolve(name).preprocessing
-    assert (how.mean, how.std, how.interpolation) == ((0.5,) * 3, (0.25,) * 3, "bilinear")
-    assert how.size == (SIDE, SIDE)  # the tower takes no other
+    preprocessing = resolve(name).preprocessing
+    assert (preprocessing.mean, preprocessing.std, preprocessing.interpolation) == ((0.5,) * 3, (0.25,) * 3, "bilinear")
+    assert preprocessing.size == (SIDE, SIDE)  # the tower takes no other
     inner = json.loads(file.read_text())
     file.unlink()
     (folder / "processor_config.json").write_text(json.dumps({"image_processor": inner}))  # as newer releases write it
-    assert resolve(name).preprocessing == how
+    assert resolve(name).preprocessing == preprocessing
     (folder / "processor_config.json").unlink()
     assert resolve(name).preprocessing == usual
     for bad in ({"resample": 99}, {"image_mean": 3}, {"image_std": [1.0]}):

@@ -17,10 +17,12 @@ from selfmask.errors import MissingExtraError, UnknownBackboneError
 
 def prepared(backbone: Backbone, photo: str) -> torch.Tensor:
     """A real photograph as the backbone wants it."""
-    how = backbone.preprocessing
-    image = Image.fromarray(load_sample_image(photo)).resize(how.size[::-1], Image.Resampling.BICUBIC)
+    preprocessing = backbone.preprocessing
+    image = Image.fromarray(load_sample_image(photo)).resize(preprocessing.size[::-1], Image.Resampling.BICUBIC)
     pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1).float() / 255
-    return ((pixels - torch.tensor(how.mean)[:, None, None]) / torch.tensor(how.std)[:, None, None])[None]
+    return (
+        (pixels - torch.tensor(preprocessing.mean)[:, None, None]) / torch.tensor(preprocessing.std)[:, None, None]
+    )[None]
 
 
 @pytest.mark.parametrize(

@@ -175,8 +175,8 @@ def test_experts_are_stored_as_differences(file: Path, tmp_path: Path) -> None:
 
 def test_two_cascades_have_two_fingerprints(cascade: Cascade, tmp_path: Path) -> None:
     other = fitted(tmp_path, images=150)
-    how = cascade.preprocessing
-    first, second = (Embedder("x", each, how, WIDTH) for each in (cascade, other))
+    preprocessing = cascade.preprocessing
+    first, second = (Embedder("x", each, preprocessing, WIDTH) for each in (cascade, other))
     # What features are kept by: both have the same base and, here, the same dispatcher.
     keys, others = ({name: each.fingerprint(name) for name in SIDES} for each in (first, second))
     assert {side for side in keys if keys[side] == others[side]} == {FROZEN, DISPATCHER}

@@ -89,8 +89,8 @@ def test_whatever_the_vectors_depend_on_changes_the_key() -> None:
     base = plain.fingerprint("frozen")
     seen = {base, *(Counted(seed).embedder.fingerprint("mask") for seed in (1, 2))}
     assert Counted(1).embedder.fingerprint("frozen") == base
-    how = HOW.__class__((32, 32), HOW.mean, HOW.std, "bilinear")
-    seen.add(Embedder("tiny", plain.model, how, 256).fingerprint("frozen"))
+    preprocessing = HOW.__class__((32, 32), HOW.mean, HOW.std, "bilinear")
+    seen.add(Embedder("tiny", plain.model, preprocessing, 256).fingerprint("frozen"))
     other = tiny()
     next(other.parameters()).data[0] += 1e-3
     seen.add(Embedder("tiny", other, HOW, 256).fingerprint("frozen"))

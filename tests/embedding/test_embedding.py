@@ -37,9 +37,14 @@ class InMemory:
         return self.pixels[index]
 
 
-def prepared_by_timm(path: Path, how: Preprocessing) -> Tensor:
+def prepared_by_timm(path: Path, preprocessing: Preprocessing) -> Tensor:
     transform = create_transform(
-        (3, *how.size), mean=how.mean, std=how.std, interpolation=how.interpolation, crop_pct=1.0, is_training=False
+        (3, *preprocessing.size),
+        mean=preprocessing.mean,
+        std=preprocessing.std,
+        interpolation=preprocessing.interpolation,
+        crop_pct=1.0,
+        is_training=False,
     )
     prepared: Tensor = transform(Image.open(path).convert("RGB"))
     return prepared
@@ -48,12 +53,14 @@ def prepared_by_timm(path: Path, how: Preprocessing) -> Tensor:
 @pytest.mark.parametrize("interpolation", ["bicubic", "bilinear"])
 @pytest.mark.parametrize("size", [32, 48])
 def test_equal_to_a_plain_loop_of_timm(tmp_path: Path, interpolation: str, size: int) -> None:
-    how = Preprocessing((size, size), HOW.mean, HOW.std, interpolation)
+    preprocessing = Preprocessing((size, size), HOW.mean, HOW.std, interpolation)
     folder = pictures(tmp_path, 13)
     model = tiny()
     with torch.no_grad():
-        expected = torch.cat([model(prepared_by_timm(path, how)[None]) for path in sorted(folder.glob("*.png"))])
-    found, kept = embed(model, open_images(folder), how, batch_size=4)
+        expected = torch.cat(
+            [model(prepared_by_timm(path, preprocessing)[None]) for path in sorted(folder.glob("*.png"))]
+        )
+    found, kept = embed(model, open_images(folder), preprocessing, batch_size=4)
     assert kept == list(range(13))
     assert found.dtype == torch.float32
     # Pillow and torch round pixels differently now and then, by one of 255 levels.
@@ -75,13 +82,13 @@ def test_fit_is_pixel_for_pixel_timms_within_rounding(height: int, width: int) -
 
 
 def test_fit_covers_a_target_that_is_not_square() -> None:
-    how = Preprocessing((32, 48), (), (), "bilinear")
+    preprocessing = Preprocessing((32, 48), (), (), "bilinear")
     for shape in [(32, 48), (64, 96), (100, 30), (30, 100), (33, 48), (7, 5)]:
-        assert fit(torch.zeros(3, *shape, dtype=torch.uint8), how).shape == (3, 32, 48)
+        assert fit(torch.zeros(3, *shape, dtype=torch.uint8), preprocessing).shape == (3, 32, 48)
     # A vertical edge in the middle stays there.
     image = torch.zeros(3, 50, 200, dtype=torch.uint8)
     image[:, :, 100:] = 255
-    row = fit(image, how)[0, 16].int()
+    row = fit(image, preprocessing)[0, 16].int()
     assert row[:20].max() < 40
     assert row[28:].min() > 215
 

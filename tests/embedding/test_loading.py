@@ -27,11 +27,11 @@ def weights(tmp_path: Path) -> Path:
     return weights_file(tmp_path)
 
 
-def finished_run(folder: Path, weights: Path, how: Preprocessing | None = None) -> MaskedModel:
+def finished_run(folder: Path, weights: Path, preprocessing: Preprocessing | None = None) -> MaskedModel:
     """A run folder as `adapt` leaves it, with a random half of the weights off."""
     folder.mkdir()
     masked = get_masked_model(load_backbone(NAME, weights=weights).model, MaskConfig(rule="topk", active_share=0.5))
-    masked.preprocessing = how or masked.preprocessing
+    masked.preprocessing = preprocessing or masked.preprocessing
     masked.save_pretrained(folder / "mask.smn")
     (folder / "config.json").write_text(json.dumps({"backbone": NAME, "weights": str(weights)}))
     return masked.eval()

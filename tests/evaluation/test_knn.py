@@ -143,5 +143,5 @@ def test_how_far_it_is_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(knn, "_AT_ONCE", 10 * 90)
     bank, labels = clustered(90)
     shares: list[float] = []
-    knn_rank(bank, labels, bank[:50], k=3, told=shares.append)
+    knn_rank(bank, labels, bank[:50], k=3, on_progress=shares.append)
     assert shares == [0.2, 0.4, 0.6, 0.8, 1.0]

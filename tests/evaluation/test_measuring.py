@@ -10,13 +10,13 @@ import torch
 from selfmask import MaskConfig, get_masked_model
 from selfmask.commands.evaluate import features_of
 from selfmask.data import Images, open_images
-from selfmask.data.partition import open_parts
+from selfmask.data.partition import open_split
 from selfmask.data.sources import ArrayImages
 from selfmask.data.splits import label_split
 from selfmask.embedding.embedder import Embedder
 from selfmask.errors import EvaluationError, HeadError, LabelsError
 from selfmask.evaluation import knn_accuracy, linear_probe, linear_probe_fit
-from selfmask.evaluation.inputs import Told
+from selfmask.evaluation.inputs import OnProgress
 from selfmask.evaluation.measuring import Evaluation, Features, evaluate, label_splits
 from selfmask.evaluation.protocols import PROTOCOLS, Prediction, Settings, Task, protocols_of
 from selfmask.objectives.heads import LinearHead
@@ -117,10 +117,10 @@ def undivided(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_no_image_is_in_both_parts_of_an_undivided_source(embedder: Embedder, undivided: Path) -> None:
-    whole, (train, test, divided) = open_images(undivided), open_parts(str(undivided))
+    whole, (train, test, divided) = open_images(undivided), open_split(str(undivided))
     assert not divided
     assert sorted(train.names + test.names) == whole.names  # each once, none lost
-    assert [train.names, test.names] == [part.names for part in open_parts(str(undivided))[:2]]  # every time
+    assert [train.names, test.names] == [part.names for part in open_split(str(undivided))[:2]]  # every time
     found = features_of(embedder, train, test, divided=divided)
     assert not leaked(found)
     assert not found.divided
@@ -132,14 +132,14 @@ def test_no_image_is_in_both_parts_of_an_undivided_source(embedder: Embedder, un
 def test_protocols_only_see_the_labelled_share_of_the_training_part(
     embedder: Embedder, undivided: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    features = features_of(embedder, *open_parts(str(undivided))[:2])
+    features = features_of(embedder, *open_split(str(undivided))[:2])
     held_out = {row.numpy().tobytes() for row in features.test["frozen"]}
     seen: list[int] = []
 
-    def spy(task: Task, told: Told) -> Prediction:
+    def spy(task: Task, on_progress: OnProgress) -> Prediction:
         assert not held_out & {row.numpy().tobytes() for row in task.train}
         seen.append(len(task.train))
-        return PROTOCOLS["knn"](task, told)
+        return PROTOCOLS["knn"](task, on_progress)
 
     monkeypatch.setitem(PROTOCOLS, "spy", spy)
     plain = dataclasses.replace(features, train={"frozen": features.train["frozen"]})
@@ -161,9 +161,9 @@ def test_bad_input_is_refused_before_the_work(embedder: Embedder, tmp_path: Path
         features_of(embedder, open_images(pictures(tmp_path / "two", 6, classes=2)), train)
     pictures(tmp_path / "one", 3, classes=3)
     with pytest.raises(LabelsError, match="nothing is left"):
-        open_parts(str(tmp_path / "one"))
+        open_split(str(tmp_path / "one"))
     with pytest.raises(LabelsError, match="no labels"):
-        open_parts(str(tmp_path / "flat"))
+        open_split(str(tmp_path / "flat"))
     with pytest.raises(LabelsError, match="can be read"):
         features_of(embedder, bad, train)
 
@@ -189,11 +189,11 @@ def test_files_in_both_parts_are_refused(tmp_path: Path) -> None:
     data = tmp_path / "data"
     pictures(data / "train", 6, classes=2)
     pictures(data / "test", 6, classes=2)  # the same names and pixels, but other files
-    assert open_parts(str(data)).divided
+    assert open_split(str(data)).divided
     (data / "test" / "class0" / "again.png").symlink_to(data / "train" / "class0" / "0000.png")
     with pytest.raises(EvaluationError, match="1 images are training images and test images"):
-        open_parts(str(data))
-    train, test, divided = open_parts("selfmask/fashion")
+        open_split(str(data))
+    train, test, divided = open_split("selfmask/fashion")
     assert (len(train), len(test), divided) == (4000, 1000, True)
 
 

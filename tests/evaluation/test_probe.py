@@ -93,7 +93,7 @@ def test_memory_is_bounded_by_the_chunk(
 
 def test_how_far_it_is_is_told(digits: tuple[Tensor, Tensor, Tensor, Tensor]) -> None:
     shares: list[float] = []
-    linear_probe_fit(*digits[:2], told=shares.append)
+    linear_probe_fit(*digits[:2], on_progress=shares.append)
     assert len(shares) > 5
     assert shares[-1] == 1
     assert all(0 <= share <= 1 for share in shares)

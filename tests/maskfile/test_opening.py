@@ -159,11 +159,11 @@ def test_a_file_that_takes_its_name_does_not_take_its_place(file: Path, tmp_path
 
 
 @pytest.mark.parametrize("how", ["written over", "cut"])
-def test_a_file_that_changes_before_it_is_read_is_refused(file: Path, tmp_path: Path, how: str) -> None:
+def test_a_file_that_changes_before_it_is_read_is_refused(file: Path, tmp_path: Path, preprocessing: str) -> None:
     path = tmp_path / "a.smn"
     path.write_bytes(file.read_bytes())
     with OpenedMask(path) as opened:
-        if how == "cut":
+        if preprocessing == "cut":
             os.truncate(path, path.stat().st_size - 1)
         else:
             data = file.read_bytes()

@@ -50,10 +50,10 @@ def noise(channels: int, size: int, images: int = 6, seed: int = 1) -> Tensor:
 @functools.cache
 def clothes(images: int = 32) -> Tensor:
     """Real pictures, as the bundled backbone takes them."""
-    how, pictures = load_backbone("selfmask/tiny").preprocessing, open_images("selfmask/fashion")
-    assert how is not None
+    preprocessing, pictures = load_backbone("selfmask/tiny").preprocessing, open_images("selfmask/fashion")
+    assert preprocessing is not None
     pixels = torch.stack([pictures[i] for i in range(images)]).float() / 255
-    return (pixels - torch.tensor(how.mean).view(3, 1, 1)) / torch.tensor(how.std).view(3, 1, 1)
+    return (pixels - torch.tensor(preprocessing.mean).view(3, 1, 1)) / torch.tensor(preprocessing.std).view(3, 1, 1)
 
 
 CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {

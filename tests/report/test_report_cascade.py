@@ -37,7 +37,7 @@ def cluster(number: int, **changes: Any) -> ClusterShown:
         size=1000 + number,
         nearest=[image(10 * number + place) for place in range(3)],
         farthest=[image(10 * number + place) for place in range(3, 7)],
-        story=STORY,
+        outcome=STORY,
         classes=[5, 60, 35, 0],
     )
     return dataclasses.replace(full, **changes)
@@ -60,7 +60,7 @@ def data(**changes: Any) -> CascadeReportData:
             "seconds": {"dispatcher": 100.0, "experts": 91.4},
             "expert_changes": [0.0123, 0.0456, 0.0],
         },
-        clusters=[cluster(0), cluster(1), cluster(2, story=START, classes=[1, 0, 0, 3])],
+        clusters=[cluster(0), cluster(1), cluster(2, outcome=START, classes=[1, 0, 0, 3])],
         classes=["wren", "owl", "crow", "gull"],
         maps={"frozen backbone": PLACES, "dispatcher": -PLACES},
         colours=[number % 4 for number in range(40)],
@@ -130,7 +130,7 @@ def test_the_page_shows_everything() -> None:
 
 @pytest.mark.parametrize("kept", ["mask", "start"])
 def test_the_page_leaves_it_to_labels_whether_the_cascade_is_better(kept: str) -> None:
-    _, page = written(data(clusters=[cluster(0, story=STORY | {"kept": kept})]))
+    _, page = written(data(clusters=[cluster(0, outcome=STORY | {"kept": kept})]))
     assert "not whether it is better than the dispatcher or than the frozen backbone" in page.text
     assert "with labels, selfmask evaluate measures that" in page.text
     assert "an estimate" in page.text
@@ -143,7 +143,7 @@ def test_nothing_gives_a_page_without_empty_sections() -> None:
         assert not page.having(tag)
 
 
-BARE: dict[str, Any] = {"classes": (), "story": {}, "nearest": [], "farthest": []}
+BARE: dict[str, Any] = {"classes": (), "outcome": {}, "nearest": [], "farthest": []}
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ BARE: dict[str, Any] = {"classes": (), "story": {}, "nearest": [], "farthest": [
         ({"clusters": []}, ["Cluster", "training images", "improved", "most common"]),
         ({"clusters": [cluster(0, classes=())]}, ["most common", "How mixed"]),
         ({"clusters": [cluster(0, classes=[0, 0, 0, 0])]}, ["most common", "How mixed"]),
-        ({"clusters": [cluster(0, story={})]}, ["improved", "Nothing better", "quality", "weights on"]),
+        ({"clusters": [cluster(0, outcome={})]}, ["improved", "Nothing better", "quality", "weights on"]),
         ({"clusters": [cluster(0, **BARE)]}, ["nearest", "farthest", "improved", "Most common"]),
         ({"maps": {}}, ["t-SNE"]),
         ({"maps": {"dispatcher": np.empty((0, 2))}, "colours": []}, ["t-SNE"]),
@@ -175,7 +175,7 @@ def test_a_row_without_images_is_left_out() -> None:
 
 
 def test_everything_of_the_user_is_escaped() -> None:
-    evil = cluster(0, story={"kept": EVIL, "quality_before": EVIL, "steps": EVIL})
+    evil = cluster(0, outcome={"kept": EVIL, "quality_before": EVIL, "steps": EVIL})
     html, page = written(
         CascadeReportData(
             title=EVIL,

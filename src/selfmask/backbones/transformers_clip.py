@@ -57,10 +57,10 @@ def resolve(name: str) -> Recipe | None:
     if place.folder is None and place.where in _WELL_KNOWN:
         vision, width = _WELL_KNOWN[place.where]
         config = _transformers().CLIPConfig(vision_config=dict(vision), projection_dim=width)
-        how: dict[str, Any] = {}
+        preprocessing: dict[str, Any] = {}
     else:
         config = _config(place)
-        how = _image_processor(place)
+        preprocessing = _image_processor(place)
 
     def build() -> nn.Module:
         return _ImageTower(config)
@@ -71,7 +71,7 @@ def resolve(name: str) -> Recipe | None:
         return model
 
     weights = place.source(*_WEIGHTS)
-    return Recipe(build, _preprocessing(config, how, name), weights, load, lambda model: _without_positions)
+    return Recipe(build, _preprocessing(config, preprocessing, name), weights, load, lambda model: _without_positions)
 
 
 def text_tower(name: str) -> TextTower | None:
@@ -195,18 +195,18 @@ def _image_processor(place: _Place) -> dict[str, Any]:
     return inner if isinstance(inner, dict) else stored
 
 
-def _preprocessing(config: Any, how: dict[str, Any], name: str) -> Preprocessing:
+def _preprocessing(config: Any, preprocessing: dict[str, Any], name: str) -> Preprocessing:
     """In the size of the tower itself, which takes no other; what is not said is as OpenAI's CLIPs have it."""
     size = config.vision_config.image_size
     try:
         height, width = (size, size) if isinstance(size, int) else map(int, size)
         mean, std = (
-            tuple(float(value) for value in how.get(key) or usual)
+            tuple(float(value) for value in preprocessing.get(key) or usual)
             for key, usual in (("image_mean", _MEAN), ("image_std", _STD))
         )
         if not len(mean) == len(std) == 3:
             raise ValueError(f"mean {mean} and deviation {std} of three colours")
-        interpolation = Resampling(how.get("resample", Resampling.BICUBIC)).name.lower()
+        interpolation = Resampling(preprocessing.get("resample", Resampling.BICUBIC)).name.lower()
     except (TypeError, ValueError) as error:
         raise BadWeightsError(
             f"cannot tell from the files of {name} how images are prepared",

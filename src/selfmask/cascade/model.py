@@ -120,10 +120,10 @@ class Cascade(nn.Module):
         for number, mask in enumerate(others):
             with opened.reading(1 + number):
                 masked.load_mask(mask, expert_name(number))
-        if (how := masked.preprocessing) is None:
+        if (preprocessing := masked.preprocessing) is None:
             raise CorruptCascadeError("the dispatcher does not say how to prepare images", expected="preprocessing")
         device = next(masked.base.parameters()).device
-        return Cascade(masked, opened.router, opened.combinations, how, opened.settings).eval().to(device)
+        return Cascade(masked, opened.router, opened.combinations, preprocessing, opened.settings).eval().to(device)
 
     # ---- images -----------------------------------------------------------------------------------------------
 

@@ -61,7 +61,7 @@ def evaluate(
     from ..commands.evaluate import features_of
     from ..commands.opening import load_embedder
     from ..data.labels import matched
-    from ..data.partition import open_parts
+    from ..data.partition import open_split
     from ..embedding.cache import FeatureCache, cache_folder
     from ..evaluation.measuring import evaluate as measure
     from ..evaluation.protocols import HEAD, Settings, check_head, protocols_of
@@ -73,7 +73,7 @@ def evaluate(
 
     settings = Settings(label_fraction, stratified, seeds, k, temperature, sweep)
     protocols_of(protocol or "knn")  # a wrong name is said before the work
-    train, test, divided = open_parts(data)
+    train, test, divided = open_split(data)
     if not divided:
         say("not divided into train and test: a fifth of each class, always the same, tests the rest")
     embedder = load_embedder(what, backbone=backbone, weights=weights)
@@ -123,11 +123,11 @@ def _show(console: Console, evaluation: Evaluation) -> None:
     with_top5 = len(evaluation.classes) > TOP  # else it is 1 by definition
     table = Table("", "", "top-1", *(["top-5"] if with_top5 else []), "worst classes", title_justify="left")
     table.title = escape(evaluation.name)
-    for protocol, sides in evaluation.results.items():
-        for number, (side, found) in enumerate(sides.items()):
+    for protocol, variants in evaluation.results.items():
+        for number, (variant, found) in enumerate(variants.items()):
             cells = [
                 TITLES[protocol] if number == 0 else "",
-                evaluation.titles[side],
+                evaluation.titles[variant],
                 _share(found.top1, found.top1_interval),
             ]
             if with_top5:

@@ -84,8 +84,9 @@ def _show(console: Console, file: Path, manifest: Manifest, summary: dict[str, A
     console.print(layers)
     facts = Table.grid(padding=(0, 2))
     prepared = "not known"
-    if (how := manifest.preprocessing) is not None:
-        prepared = f"{how.size[0]}x{how.size[1]} {how.interpolation}, mean {how.mean}, std {how.std}"
+    if (known := manifest.preprocessing) is not None:
+        height, width = known.size
+        prepared = f"{height}x{width} {known.interpolation}, mean {known.mean}, std {known.std}"
     settings = {key: value for key, value in manifest.config.items() if value not in ((), [], None)}
     for key, value in {
         "on in all": f"{summary['active_share']:.3%} of {summary['bits']:,}",

@@ -258,12 +258,14 @@ class Adaptation(Recipe):
     def guard(self, run: Run) -> Guard | None:
         if not self.config.gate:
             return None
-        masked, how = _masked(run.learner), self.preprocessing
+        masked, preprocessing = _masked(run.learner), self.preprocessing
         images = run.store.batch(run.held_out)
-        distorted = MultiCrop(dataclasses.replace(self.config.chosen_views, size=how.size[0], large=1, small=0), how)
+        distorted = MultiCrop(
+            dataclasses.replace(self.config.chosen_views, size=preprocessing.size[0], large=1, small=0), preprocessing
+        )
         draws = distorted.draw(len(images), generator(self.config.seed, "held-out views"))
         (views,) = distorted(images, draws)
-        clean = torch.stack([normalised(fit(image, how), how) for image in images])
+        clean = torch.stack([normalised(fit(image, preprocessing), preprocessing) for image in images])
         clean, views = (part.to(run.processes.device, memory_format=torch.channels_last) for part in (clean, views))
         quality = Quality(masked, clean, views)
 

@@ -250,13 +250,13 @@ class _Runner:
             self._vectors[which] = self._embedded(result.model, backbone.preprocessing)
         return (self.folder / which / RunFile.MASK).stat().st_size
 
-    def _embedded(self, model: nn.Module, how: Preprocessing) -> list[_Part]:
+    def _embedded(self, model: nn.Module, preprocessing: Preprocessing) -> list[_Part]:
         size = self.config.adapt.size
-        how = how if size is None else dataclasses.replace(how, size=(size, size))
+        preprocessing = preprocessing if size is None else dataclasses.replace(preprocessing, size=(size, size))
         found = []
         for images in (self.images, self.test):
             assert images.labels is not None
-            vectors, kept = embed(model.to(Processes().device), images, how)
+            vectors, kept = embed(model.to(Processes().device), images, preprocessing)
             found.append(_Part(vectors, torch.tensor(images.labels)[kept], kept))
         return found
 

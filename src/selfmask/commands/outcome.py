@@ -56,12 +56,12 @@ def write_mask(masked: MaskedModel, folder: RunFolder) -> dict[str, Any]:
     }
 
 
-def measure(masked: MaskedModel, how: Preprocessing, labelled: Labelled) -> dict[str, float]:
+def measure(masked: MaskedModel, preprocessing: Preprocessing, labelled: Labelled) -> dict[str, float]:
     """k-NN with all training labels, and a linear probe with 1 % of them, with the frozen backbone and the mask."""
     numbers: dict[str, float] = {}
     labels = matched(labelled.train, labelled.test)
-    train_before, train_after, kept = _both(masked, labelled.train, how)
-    test_before, test_after, test_kept = _both(masked, labelled.test, how)
+    train_before, train_after, kept = _both(masked, labelled.train, preprocessing)
+    test_before, test_after, test_kept = _both(masked, labelled.test, preprocessing)
     y, truth = torch.tensor(labels.train)[kept], torch.tensor(labels.test)[test_kept]
     sides = {"before": (train_before, test_before), "after": (train_after, test_after)}
     for side, (bank, queries) in sides.items():
@@ -70,15 +70,15 @@ def measure(masked: MaskedModel, how: Preprocessing, labelled: Labelled) -> dict
     return numbers
 
 
-def _both(masked: MaskedModel, images: Any, how: Preprocessing) -> tuple[Tensor, Tensor, list[int]]:
-    both = Embedder("", masked, how, 0).module([FROZEN, MASK])
-    rows, kept = embed(both, images, how)
+def _both(masked: MaskedModel, images: Any, preprocessing: Preprocessing) -> tuple[Tensor, Tensor, list[int]]:
+    both = Embedder("", masked, preprocessing, 0).module([FROZEN, MASK])
+    rows, kept = embed(both, images, preprocessing)
     before, after = rows.chunk(2, 1)
     return before, after, kept
 
 
 def write_neighbours_report(
-    masked: MaskedModel, how: Preprocessing, store: ImageStore, folder: RunFolder, result: dict[str, Any]
+    masked: MaskedModel, preprocessing: Preprocessing, store: ImageStore, folder: RunFolder, result: dict[str, Any]
 ) -> None:
     """The report of an adaptation: some images with their nearest neighbours, before and after."""
     from ..report.examples import Neighbours
@@ -86,7 +86,7 @@ def write_neighbours_report(
 
     # Once each: another image may stand in for one that could not be read.
     pool = _Part(store, sorted({store.place(i) for i in range(0, len(store), max(1, len(store) // _POOL))}))
-    before, after, kept = _both(masked, pool, how)
+    before, after, kept = _both(masked, pool, preprocessing)
     queries = list(range(0, len(kept), max(1, len(kept) // _SHOWN)))[:_SHOWN]
 
     def images(rows: Tensor) -> list[list[Tensor]]:

@@ -387,8 +387,8 @@ def _check_head(config: TrainConfig, head: Head | None) -> None:
         )
 
 
-def _vectors(model: nn.Module, images: Images, how: Preprocessing) -> tuple[Tensor, Tensor]:
-    vectors, kept = embed(model, images, how)
+def _vectors(model: nn.Module, images: Images, preprocessing: Preprocessing) -> tuple[Tensor, Tensor]:
+    vectors, kept = embed(model, images, preprocessing)
     assert images.labels is not None
     return vectors, torch.tensor(images.labels)[kept]
 

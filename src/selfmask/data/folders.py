@@ -11,7 +11,7 @@ from ..errors import MalformedDataError, NoImagesError
 from .images import EXTENSIONS, printable
 from .sources import FileImages
 
-Parts = tuple[str, ...]  # a path below a folder: ("cats", "young", "1.jpg")
+Split = tuple[str, ...]  # a path below a folder: ("cats", "young", "1.jpg")
 
 # Which sub-folder serves a split, the best first: people call the held-out part "test" or "val".
 SPLITS = {"train": ("train",), "test": ("test", "val"), "val": ("val", "test")}
@@ -57,7 +57,7 @@ def open_list(file: Path) -> FileImages:
     return FileImages(files, names, [index[text] for text in texts], classes)
 
 
-def _labelled(root: Path, images: list[Parts], elsewhere: list[Parts]) -> FileImages:
+def _labelled(root: Path, images: list[Split], elsewhere: list[Split]) -> FileImages:
     files = [str(root.joinpath(*parts)) for parts in images]
     names = [printable(Path(*parts)) for parts in images]
     tops = sorted({parts[0] for parts in (*images, *elsewhere) if len(parts) > 1})
@@ -67,7 +67,7 @@ def _labelled(root: Path, images: list[Parts], elsewhere: list[Parts]) -> FileIm
     return FileImages(files, names, [index[parts[0]] for parts in images], [printable(Path(top)) for top in tops])
 
 
-def _images(root: Path) -> list[Parts]:
+def _images(root: Path) -> list[Split]:
     images, others = _walk(root)
     if not images:
         seen = ", ".join(f"{count} x {kind or 'no extension'}" for kind, count in others.most_common(5))
@@ -80,16 +80,16 @@ def _images(root: Path) -> list[Parts]:
     return images
 
 
-def _walk(root: Path) -> tuple[list[Parts], Counter[str]]:
+def _walk(root: Path) -> tuple[list[Split], Counter[str]]:
     """The images below `root`, sorted, and how many files of other kinds there are.
 
     Links to folders are followed after all real folders, and no folder is entered twice, nor one that `root` lies in:
     links in a circle end, and an image found by two ways counts once, under its real name.
     """
-    images: list[Parts] = []
+    images: list[Split] = []
     others: Counter[str] = Counter()
     entered = {_identity(parent) for parent in root.resolve().parents}
-    waiting: deque[tuple[Path, Parts]] = deque([(root, ())])
+    waiting: deque[tuple[Path, Split]] = deque([(root, ())])
     while waiting:
         folder, above = waiting.popleft()
         if (identity := _identity(folder)) in entered:

@@ -17,7 +17,7 @@ from .sources import ArrayImages, FileImages
 _LEARNED = 0.8  # of each class, where the source is not divided
 
 
-class Parts(NamedTuple):
+class Split(NamedTuple):
     """Images to learn from, images to test with, and whether the source itself was divided so."""
 
     train: Images
@@ -25,14 +25,14 @@ class Parts(NamedTuple):
     divided: bool
 
 
-def open_parts(data: str) -> Parts:
+def open_split(data: str) -> Split:
     """Training and test images. What is not divided is: a fifth of each class, always the same, is to test with.
 
     Files that are in both are refused: what was learned by heart tells nothing.
     """
     train, test = open_images(data, split="train"), open_images(data, split="test")
     if _same(train, test):
-        return Parts(*_divided(train), divided=False)
+        return Split(*_divided(train), divided=False)
     if isinstance(train, FileImages) and isinstance(test, FileImages):
         both = {os.path.realpath(file) for file in train.files} & {os.path.realpath(file) for file in test.files}
         if both:
@@ -41,7 +41,7 @@ def open_parts(data: str) -> Parts:
                 found=", ".join(sorted(both)[:3]),
                 todo="take them, or the links to them, out of one of the two",
             )
-    return Parts(train, test, divided=True)
+    return Split(train, test, divided=True)
 
 
 def _divided(images: Images) -> tuple[Images, Images]:
@@ -75,7 +75,7 @@ def open_labelled(data: str | Path) -> tuple[Images, Images]:
 
     A source that is not divided is: a fifth of each class, always the same, is kept for testing.
     """
-    train, test, _ = open_parts(str(data))
+    train, test, _ = open_split(str(data))
     both = matched(train, test)
     return _named(train, both.train, both.classes), _named(test, both.test, both.classes)
 

@@ -41,8 +41,8 @@ def extract(
 def _computed(
     embedder: Embedder, images: Images, variants: list[str], batch_size: int, progress: Progress | None
 ) -> dict[str, Vectors]:
-    model, how = embedder.module(variants), embedder.preprocessing
-    rows, kept = embed(model, images, how, batch_size=batch_size, progress=progress)
+    model, preprocessing = embedder.module(variants), embedder.preprocessing
+    rows, kept = embed(model, images, preprocessing, batch_size=batch_size, progress=progress)
     if not kept:
         raise EvaluationError(f"none of the {len(images):,} images could be read", todo="check what was given as data")
     parts = rows.chunk(len(variants), 1)

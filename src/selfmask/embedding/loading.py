@@ -188,5 +188,5 @@ class MaskFile:
             head: Head | None = head_of(model.pack().head)
         except HeadError:  # none, or one that others made for themselves: vectors do without
             head = None
-        how = self.mask.manifest.preprocessing or backbone.preprocessing
-        return Embedder(f"{backbone.name} + {self.path}", ready(model), how, backbone.width, head)
+        preprocessing = self.mask.manifest.preprocessing or backbone.preprocessing
+        return Embedder(f"{backbone.name} + {self.path}", ready(model), preprocessing, backbone.width, head)

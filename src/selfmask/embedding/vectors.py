@@ -101,39 +101,39 @@ class _Prepared(NamedTuple):
     bad: list[tuple[int, str]]
 
 
-def _prepare(images: ImageSource, numbers: Sequence[int], how: Preprocessing, skip_bad: bool) -> _Prepared:
+def _prepare(images: ImageSource, numbers: Sequence[int], preprocessing: Preprocessing, skip_bad: bool) -> _Prepared:
     """Decode and fit the images of one batch."""
     kept, ready, bad = list[int](), list[Tensor](), list[tuple[int, str]]()
-    large = _LARGE * how.size[0] * how.size[1]
+    large = _LARGE * preprocessing.size[0] * preprocessing.size[1]
     for number in numbers:
         try:
-            image = _load(images, number, how)
+            image = _load(images, number, preprocessing)
         except BadImageError as error:
             if not skip_bad:
                 raise
             bad.append((number, str(error.found or error.what)))
             continue
         kept.append(number)
-        ready.append(fit(image, how) if image.shape[-2] * image.shape[-1] > large else image)
+        ready.append(fit(image, preprocessing) if image.shape[-2] * image.shape[-1] > large else image)
     if not ready:
         return _Prepared(kept, None, bad)
     if len({image.shape for image in ready}) == 1:  # one call for all: what small images cost is mostly the calls
-        return _Prepared(kept, fit(torch.stack(ready), how), bad)
-    return _Prepared(kept, torch.stack([fit(image, how) for image in ready]), bad)
+        return _Prepared(kept, fit(torch.stack(ready), preprocessing), bad)
+    return _Prepared(kept, torch.stack([fit(image, preprocessing) for image in ready]), bad)
 
 
-def _load(images: ImageSource, number: int, how: Preprocessing) -> Tensor:
+def _load(images: ImageSource, number: int, preprocessing: Preprocessing) -> Tensor:
     # Large photographs are decoded at a fraction of their size, still twice the target's: several times faster.
-    return images.load(number, near=max(how.size)) if isinstance(images, Images) else images[number]
+    return images.load(number, near=max(preprocessing.size)) if isinstance(images, Images) else images[number]
 
 
-def _run(model: nn.Module, prepared: _Prepared, how: Preprocessing) -> EmbeddedBatch:
+def _run(model: nn.Module, prepared: _Prepared, preprocessing: Preprocessing) -> EmbeddedBatch:
     if prepared.pixels is None:
         return EmbeddedBatch([], torch.empty(0, 0), prepared.bad)
     with torch.inference_mode():
         parameter = next(model.parameters(), torch.empty(0))
         # On a CPU, convolutional networks run faster in this layout (ResNet-18 about 1.5 times); a ViT does not care.
         pixels = prepared.pixels.to(parameter.device, torch.float32, memory_format=torch.channels_last)
-        features = model(normalised(pixels, how).to(parameter.dtype))
+        features = model(normalised(pixels, preprocessing).to(parameter.dtype))
     # Cloned outside of inference mode: an ordinary tensor, that can be trained on.
     return EmbeddedBatch(prepared.indices, as_vectors(features).float().cpu().clone(), prepared.bad)

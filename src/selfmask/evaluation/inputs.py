@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..errors import EvaluationError, LabelsError
 
-Told = Callable[[float], None]
+OnProgress = Callable[[float], None]
 """Called with the share of the work that is done."""
 
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import EvaluationError
-from .inputs import Told, as_labels, check_features, lengths_of
+from .inputs import OnProgress, as_labels, check_features, lengths_of
 from .metrics import TOP
 
 _AT_ONCE = 1 << 24  # similarities held at a time: 64 MB, whatever the bank
@@ -50,7 +50,7 @@ def knn_rank(
     *,
     k: int = 200,
     temperature: float = 0.1,
-    told: Told | None = None,
+    on_progress: OnProgress | None = None,
 ) -> Tensor:
     """The five classes with the most votes for each query (or all, if they are fewer), most first; -1 for no votes."""
     if not temperature > 0:
@@ -66,8 +66,8 @@ def knn_rank(
         votes = weights.new_zeros(len(weights), len(classes)).scatter_add_(1, labels[neighbours], weights)
         most = votes.topk(min(TOP, len(classes)), dim=1)
         ranked.append(classes[most.indices].masked_fill_(most.values == 0, -1))
-        if told is not None:
-            told(sum(map(len, ranked)) / len(queries))
+        if on_progress is not None:
+            on_progress(sum(map(len, ranked)) / len(queries))
     return torch.cat(ranked)
 
 

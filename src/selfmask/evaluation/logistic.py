@@ -18,7 +18,7 @@ from scipy.optimize import minimize  # type: ignore[import-untyped]
 from threadpoolctl import ThreadpoolController
 from torch import Tensor
 
-from .inputs import Told
+from .inputs import OnProgress
 
 _AT_ONCE = 1 << 22  # probabilities held at a time: 16 MB, whatever the number of images
 _ITERATIONS = 2000
@@ -35,7 +35,7 @@ class Solution(NamedTuple):
     converged: bool
 
 
-def solve(rows: Tensor, targets: Tensor, classes: int, decay: float, told: Told | None = None) -> Solution:
+def solve(rows: Tensor, targets: Tensor, classes: int, decay: float, on_progress: OnProgress | None = None) -> Solution:
     """The minimum of mean(cross-entropy) + decay / 2 |weight|^2 over weight [classes, F] and a bias free of penalty."""
     # The solver's own threads wait for work in a loop, and take the cores from those of torch: 3 to 8 times slower. In
     # small problems those of torch wait for each other longer than they work.
@@ -45,13 +45,13 @@ def solve(rows: Tensor, targets: Tensor, classes: int, decay: float, told: Told 
         mean = rows.mean(0)
         centred, basis = _span(rows - mean)
         problem = _Problem(centred, targets, classes, decay)
-        point, converged = _minimum(problem, told)
+        point, converged = _minimum(problem, on_progress)
         weight, bias = problem.parameters(point)
         weight = (weight @ basis.T if basis is not None else weight).contiguous()
         return Solution(weight, bias - weight @ mean, converged)
 
 
-def _minimum(problem: _Problem, told: Told | None) -> tuple[NDArray[np.float64], bool]:
+def _minimum(problem: _Problem, on_progress: OnProgress | None) -> tuple[NDArray[np.float64], bool]:
     """Where the loss is least, and whether it is indeed."""
     last = largest = 1.0  # how many times the gradient is too large
 
@@ -60,8 +60,8 @@ def _minimum(problem: _Problem, told: Told | None) -> tuple[NDArray[np.float64],
         loss, gradient = problem(point)
         last = max(float(np.linalg.norm(gradient)) / _small_enough(loss, problem.classes), 1.0)
         largest = max(largest, last)
-        if told is not None:  # steps shrink the gradient by about the same factor each
-            told(1 - math.log(last) / math.log(largest) if largest > 1 else 1.0)
+        if on_progress is not None:  # steps shrink the gradient by about the same factor each
+            on_progress(1 - math.log(last) / math.log(largest) if largest > 1 else 1.0)
         return loss, gradient
 
     def stop(_: NDArray[np.float64]) -> None:

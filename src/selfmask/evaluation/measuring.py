@@ -10,7 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from ..data.splits import label_split
-from .inputs import Told
+from .inputs import OnProgress
 from .metrics import Scores, interval, score
 from .protocols import HEAD, PROTOCOLS, Classifier, Prediction, Settings, Task, check_head
 
@@ -35,7 +35,7 @@ class Measured:
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-    """All numbers of an evaluation. `results` are by protocol, then by side: "frozen", and "mask" if there is one.
+    """All numbers of an evaluation. `results` are by protocol, then by variant: "frozen", and "mask" if there is one.
 
     labelled_images: how many training images had a label, the same for every seed. left_out: images that could not be
     read. seeds: how many there were: with all labels nothing is random, and there is one.
@@ -60,7 +60,7 @@ class Evaluation:
 
 @dataclasses.dataclass(frozen=True)
 class Features:
-    """The features of each side, and the class numbers of their rows."""
+    """The features of each variant, and the class numbers of their rows."""
 
     train: dict[str, Tensor]
     labels: Tensor
@@ -72,7 +72,7 @@ class Features:
     titles: Mapping[str, str]
     """What to call each variant."""
     head: Classifier | None = None
-    """What was trained to tell classes by the features of the last side."""
+    """What was trained to tell classes by the features of the last variant."""
 
 
 def evaluate(
@@ -83,23 +83,23 @@ def evaluate(
     *,
     progress: Callable[[int, int], None] | None = None,
 ) -> Evaluation:
-    """Run every protocol on the features of every side. `progress` counts the test images of all these runs."""
+    """Run every protocol on the features of every variant. `progress` counts the test images of all these runs."""
     splits = label_splits(features, settings)
     if HEAD in protocols:
         check_head(features.head, features.classes)  # before the work
-    # A head knows the features that it was trained on: those of the last side.
-    sides = {protocol: list(features.train)[-1 if protocol == HEAD else 0 :] for protocol in protocols}
-    jobs = [(protocol, side) for protocol in protocols for side in sides[protocol]]
+    # A head knows the features that it was trained on: those of the last variant.
+    variants = {protocol: list(features.train)[-1 if protocol == HEAD else 0 :] for protocol in protocols}
+    jobs = [(protocol, variant) for protocol in protocols for variant in variants[protocol]]
     results: dict[str, dict[str, Measured]] = {protocol: {} for protocol in protocols}
     images = len(features.truth)
 
-    def told(runs: float) -> None:
+    def on_progress(runs: float) -> None:
         if progress is not None:
             progress(int(runs * images), len(jobs) * len(splits) * images)
 
-    for number, (protocol, side) in enumerate(jobs):
-        results[protocol][side] = _measure(
-            protocol, side, features, splits, settings, _shifted(told, number * len(splits))
+    for number, (protocol, variant) in enumerate(jobs):
+        results[protocol][variant] = _measure(
+            protocol, variant, features, splits, settings, _shifted(on_progress, number * len(splits))
         )
     return Evaluation(
         name=name,
@@ -127,26 +127,26 @@ def label_splits(features: Features, settings: Settings) -> list[list[int]]:
     ]
 
 
-def _shifted(told: Told, before: int) -> Told:
-    return lambda share: told(before + share)
+def _shifted(on_progress: OnProgress, before: int) -> OnProgress:
+    return lambda share: on_progress(before + share)
 
 
 def _measure(
     protocol: str,
-    side: str,
+    variant: str,
     features: Features,
     splits: Sequence[Sequence[int]],
     settings: Settings,
-    told: Told,
+    on_progress: OnProgress,
 ) -> Measured:
     scores, predictions = list[Scores](), list[Prediction]()
-    own, test = features.train[side], features.test[side]
+    own, test = features.train[variant], features.test[variant]
     for seed, chosen in enumerate(splits):
         train = own if len(chosen) == len(own) else own[chosen]
         task = Task(train, features.labels[chosen], test, settings, seed, features.classes, features.head)
-        predictions.append(PROTOCOLS[protocol](task, _shifted(told, seed)))
+        predictions.append(PROTOCOLS[protocol](task, _shifted(on_progress, seed)))
         scores.append(score(predictions[-1].ranked, features.truth, features.classes))
-        told(seed + 1)
+        on_progress(seed + 1)
     top1, top1_interval = interval([each.top1 for each in scores])
     top5, top5_interval = interval([each.top5 for each in scores])
     return Measured(

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..data.splits import label_split
 from ..errors import LabelsError
-from .inputs import Told, as_labels, check_features
+from .inputs import OnProgress, as_labels, check_features
 from .logistic import solve
 from .metrics import TOP
 
@@ -43,7 +43,7 @@ class LinearProbe:
 
 
 def linear_probe_fit(
-    features: Tensor, labels: Labels, *, penalty: float = PENALTY, told: Told | None = None
+    features: Tensor, labels: Labels, *, penalty: float = PENALTY, on_progress: OnProgress | None = None
 ) -> LinearProbe:
     """Multinomial logistic regression on L2-normalised features: mean loss + lambda / 2 |W|^2, lambda = penalty / n.
 
@@ -56,13 +56,13 @@ def linear_probe_fit(
     classes, targets = numbers.unique(return_inverse=True)  # type: ignore[no-untyped-call]
     if len(classes) < 2:
         raise LabelsError("a probe needs labels of two classes or more", found=f"only class {int(numbers[0])}")
-    weight, bias, converged = solve(rows, targets, len(classes), penalty / len(rows), told)
+    weight, bias, converged = solve(rows, targets, len(classes), penalty / len(rows), on_progress)
     if not converged:
         warnings.warn("the linear probe did not converge: its accuracy may be too low", stacklevel=2)
     return LinearProbe(weight, bias, classes)
 
 
-def choose_penalty(features: Tensor, labels: Labels, *, seed: int = 0, told: Told | None = None) -> float:
+def choose_penalty(features: Tensor, labels: Labels, *, seed: int = 0, on_progress: OnProgress | None = None) -> float:
     """The penalty that does best on a fifth of every class, held back from the fit; the recipe's where all do alike.
 
     A class of one image cannot be divided, and is only learned. If every class is so, there is nothing to choose by.
@@ -76,8 +76,8 @@ def choose_penalty(features: Tensor, labels: Labels, *, seed: int = 0, told: Tol
     for number, penalty in enumerate(PENALTIES):
         probe = linear_probe_fit(features[chosen], y[chosen], penalty=penalty)
         accuracies[penalty] = float((probe.rank(features[held_back])[:, 0].cpu() == y[held_back]).double().mean())
-        if told is not None:
-            told((number + 1) / len(PENALTIES))
+        if on_progress is not None:
+            on_progress((number + 1) / len(PENALTIES))
     return max(PENALTIES, key=lambda penalty: (accuracies[penalty], -abs(math.log(penalty / PENALTY))))
 
 

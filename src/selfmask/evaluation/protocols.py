@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..errors import EvaluationError, HeadError, LabelsError
-from .inputs import Told
+from .inputs import OnProgress
 from .knn import knn_rank
 from .probe import PENALTY, choose_penalty, linear_probe_fit
 
@@ -78,24 +78,30 @@ class Prediction:
     chosen: dict[str, float] = dataclasses.field(default_factory=dict)
 
 
-Measuring = Callable[[Task, Told], Prediction]
+Measuring = Callable[[Task, OnProgress], Prediction]
 
 
-def knn(task: Task, told: Told) -> Prediction:
+def knn(task: Task, on_progress: OnProgress) -> Prediction:
     k = min(task.settings.k, len(task.train))
-    ranked = knn_rank(task.train, task.labels, task.test, k=k, temperature=task.settings.temperature, told=told)
+    ranked = knn_rank(
+        task.train, task.labels, task.test, k=k, temperature=task.settings.temperature, on_progress=on_progress
+    )
     return Prediction(ranked, {"k": k})
 
 
-def linear(task: Task, told: Told) -> Prediction:
+def linear(task: Task, on_progress: OnProgress) -> Prediction:
     penalty = PENALTY
     if task.settings.sweep:
-        penalty = choose_penalty(task.train, task.labels, seed=task.seed, told=lambda share: told(0.8 * share))
-    probe = linear_probe_fit(task.train, task.labels, penalty=penalty, told=None if task.settings.sweep else told)
+        penalty = choose_penalty(
+            task.train, task.labels, seed=task.seed, on_progress=lambda share: on_progress(0.8 * share)
+        )
+    probe = linear_probe_fit(
+        task.train, task.labels, penalty=penalty, on_progress=None if task.settings.sweep else on_progress
+    )
     return Prediction(probe.rank(task.test), {"lambda": penalty / len(task.train)})
 
 
-def trained_head(task: Task, told: Told) -> Prediction:
+def trained_head(task: Task, on_progress: OnProgress) -> Prediction:
     """What was trained with the mask; no label is used. Classes are matched by name."""
     head = check_head(task.head, task.classes)
     own = torch.tensor([list(task.classes).index(name) for name in head.classes], device=task.test.device)

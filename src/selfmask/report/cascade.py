@@ -40,7 +40,7 @@ class ClusterShown:
     size: how many training images.
     nearest, farthest: uint8 images [3, H, W]; those nearest to its centre, the nearest first, and those farthest from
         it, the farthest first.
-    story: the result of the expert's run. `kept` is "mask" where the expert improved on the dispatcher and "start"
+    outcome: the result of the expert's run. `kept` is "mask" where the expert improved on the dispatcher and "start"
         where it is the dispatcher; `quality_before`, `quality_after`, `active`, `steps` and `seconds` are shown.
     classes: how many images of each class, by class number; empty without labels.
     """
@@ -48,7 +48,7 @@ class ClusterShown:
     size: int
     nearest: Sequence[Tensor]
     farthest: Sequence[Tensor]
-    story: Mapping[str, Any]
+    outcome: Mapping[str, Any]
     classes: Sequence[int] = ()
 
 
@@ -94,7 +94,7 @@ def write_cascade_report(path: Path, data: CascadeReportData) -> None:
 
 def render(data: CascadeReportData) -> str:
     """The page as text."""
-    kept, cards = [cluster.story.get("kept") for cluster in data.clusters], _cards(data)
+    kept, cards = [cluster.outcome.get("kept") for cluster in data.clusters], _cards(data)
     return template("cascade.html").render(
         title=data.title,
         light=LIGHT,
@@ -173,8 +173,8 @@ def _cards(data: CascadeReportData) -> list[ClusterCard]:
     return [
         ClusterCard(
             cluster.size,
-            str(cluster.story.get("kept", "")),
-            list(_card_facts(cluster.story, changes[number] if number < len(changes) else None)),
+            str(cluster.outcome.get("kept", "")),
+            list(_card_facts(cluster.outcome, changes[number] if number < len(changes) else None)),
             _most_common(counts[number], data.classes),
             {"nearest": rows[2 * number], "farthest": rows[2 * number + 1]},
         )
@@ -182,17 +182,17 @@ def _cards(data: CascadeReportData) -> list[ClusterCard]:
     ]
 
 
-def _card_facts(story: Mapping[str, Any], change: Any) -> Iterator[str]:
-    before, after = story.get("quality_before"), story.get("quality_after")
+def _card_facts(outcome: Mapping[str, Any], change: Any) -> Iterator[str]:
+    before, after = outcome.get("quality_before"), outcome.get("quality_after")
     if is_finite(before) and is_finite(after):
         yield f"quality {before:.4f} before, {after:.4f} after"
     if is_finite(change):
         yield f"{percent(change)} of bits changed"
-    if is_finite(active := story.get("active")):
+    if is_finite(active := outcome.get("active")):
         yield f"{percent(active)} of weights on"
-    if is_finite(steps := story.get("steps")):
+    if is_finite(steps := outcome.get("steps")):
         yield f"{steps:,} steps"
-    if is_finite(seconds := story.get("seconds")):
+    if is_finite(seconds := outcome.get("seconds")):
         yield duration(seconds)
 
 

@@ -33,16 +33,16 @@ def render(evaluation: Evaluation, data: str) -> str:
         dark=DARK,
         evaluation=evaluation,
         titles=TITLES,
-        sides=evaluation.titles,
+        variants=evaluation.titles,
         with_top5=len(evaluation.classes) > TOP,
         share=_share,
-        bars={protocol: classes_figure(sides, protocol) for protocol, sides in evaluation.results.items()},
+        bars={protocol: classes_figure(variants, protocol) for protocol, variants in evaluation.results.items()},
         matrices={
             protocol: {
-                side: confusion_figure(found.confusion, evaluation.classes, f"{protocol} {side}")
-                for side, found in sides.items()
+                variant: confusion_figure(found.confusion, evaluation.classes, f"{protocol} {variant}")
+                for variant, found in variants.items()
             }
-            for protocol, sides in evaluation.results.items()
+            for protocol, variants in evaluation.results.items()
         },
         max_bars=MAX_BARS,
         tested=len(next(iter(next(iter(evaluation.results.values())).values())).per_class),
@@ -63,22 +63,22 @@ def _colours(variants: Sequence[str]) -> dict[str, str]:
     return colours
 
 
-def classes_figure(sides: Mapping[str, Measured], name: str) -> Markup:
+def classes_figure(variants: Mapping[str, Measured], name: str) -> Markup:
     """Accuracy class by class, the worst first: the frozen backbone above, what was learned below it."""
-    last = list(sides.values())[-1]
+    last = list(variants.values())[-1]
     shown = sorted(last.per_class, key=lambda each: last.per_class[each])[:MAX_BARS]
     heights = np.arange(len(shown))
-    colours = _colours(list(sides))
+    colours = _colours(list(variants))
     with style(f"classes {name}"):
-        figure = Figure(figsize=(4.7, 0.5 + (0.19 + 0.1 * len(sides)) * len(shown)), layout="constrained")
+        figure = Figure(figsize=(4.7, 0.5 + (0.19 + 0.1 * len(variants)) * len(shown)), layout="constrained")
         axes = figure.add_subplot()
-        thick = 0.7 / len(sides)
-        for place, (side, found) in enumerate(sides.items()):
+        thick = 0.7 / len(variants)
+        for place, (variant, found) in enumerate(variants.items()):
             shares = [found.per_class[each] for each in shown]
-            at = heights + (place - (len(sides) - 1) / 2) * thick
-            axes.barh(at, shares, height=0.85 * thick, color=colours[side])
+            at = heights + (place - (len(variants) - 1) / 2) * thick
+            axes.barh(at, shares, height=0.85 * thick, color=colours[variant])
             for height, share in zip(at, shares, strict=True):
-                axes.text(share + 0.01, height, percent(share), va="center", fontsize=6.5, color=colours[side])
+                axes.text(share + 0.01, height, percent(share), va="center", fontsize=6.5, color=colours[variant])
         axes.set_yticks(heights, [middle_out(ascii(each)[1:-1]) for each in shown], fontsize=8, parse_math=False)
         axes.set(xlim=(0, 1.08), ylim=(len(shown) - 0.5, -0.5))
         axes.set_xticks([0, 0.25, 0.5, 0.75, 1])

@@ -85,7 +85,7 @@ class Start:
         objective.load_state_dict(own | learned)
         return True
 
-    def copy_to(self, folder: Path, model: nn.Module, how: Preprocessing) -> None:
+    def copy_to(self, folder: Path, model: nn.Module, preprocessing: Preprocessing) -> None:
         """All that a run needs to begin there, in another folder; the mask then says how images are prepared."""
         if self.checkpoint is not None:
             file = checkpoint_file(self.mask.parent, self.checkpoint)
@@ -97,7 +97,7 @@ class Start:
             write_atomically(folder / RunFile.MASK, data)
         else:
             masked = self.begin(model)
-            masked.preprocessing = how
+            masked.preprocessing = preprocessing
             masked.save_pretrained(folder / RunFile.MASK)
 
     def _state(self) -> dict[str, Any] | None:

@@ -98,10 +98,10 @@ def _about(file: Container) -> About:
         if file.metadata["format"] != FORMAT:
             raise ValueError(file.metadata["format"])
         fields = json.loads(file.metadata["about"])
-        how: dict[str, Any] = {
+        preprocessing: dict[str, Any] = {
             k: tuple(v) if isinstance(v, list) else v for k, v in fields.pop("preprocessing").items()
         }
-        return About(preprocessing=Preprocessing(**how), targets=tuple(fields.pop("targets")), **fields)
+        return About(preprocessing=Preprocessing(**preprocessing), targets=tuple(fields.pop("targets")), **fields)
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise BadWeightsError(
             f"{file.name} is no file of a trained backbone",

@@ -30,16 +30,16 @@ def run_adapt(
     job: Job, images: Images, config: AdaptConfig, where: Path, display: Display | None, start: Start | None = None
 ) -> dict[str, Any]:
     """Adapt in a folder of the cascade, or go on there; what it came to."""
-    how = job.preprocessing
+    preprocessing = job.preprocessing
     if start is not None:  # experts see images as the dispatcher does
-        how, config = start.preprocessing, dataclasses.replace(config, size=None)
+        preprocessing, config = start.preprocessing, dataclasses.replace(config, size=None)
     return adapt(
         job.model,
         images,
         config,
         out=where,
         resume=True,
-        preprocessing=how,
+        preprocessing=preprocessing,
         about={key: value for key, value in job.about.items() if key in ("backbone", "weights")},
         max_bad=job.max_bad,
         start=start,

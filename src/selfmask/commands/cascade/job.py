@@ -99,11 +99,11 @@ def check_begun(job: Job) -> None:
 
 def identity_of(job: Job, given: Start) -> str:
     """Of a dispatcher that was given; one that cannot be used is refused."""
-    size, how = job.config.adapt.size, given.preprocessing
-    if size is not None and how is not None and how.size != (size, size):
+    size, preprocessing = job.config.adapt.size, given.preprocessing
+    if size is not None and preprocessing is not None and preprocessing.size != (size, size):
         raise ConfigError(
             f"{given.mask} was learned on images of another size",
-            expected=how.size,
+            expected=preprocessing.size,
             found=size,
             todo="leave out --size",
         )

@@ -41,21 +41,21 @@ def write_outcome(
     clusters: Clusters,
     folder: RunFolder,
     config: CascadeConfig,
-    stories: Sequence[Mapping[str, Any]],
+    results: Sequence[Mapping[str, Any]],
     progress: Progress,
 ) -> None:
-    """Write report.html and, last, result.json. stories: what the dispatcher's run and those of the experts came to."""
+    """Write report.html and, last, result.json. results: what the dispatcher's run and those of the experts came to."""
     start = time.perf_counter()
-    learning = zip([DISPATCHER, *_names(cascade)], [story.get("seconds") for story in stories], strict=True)
+    learning = zip([DISPATCHER, *_names(cascade)], [outcome.get("seconds") for outcome in results], strict=True)
     result: dict[str, Any] = {
         **{"experts": cascade.experts, "images": len(clusters.numbers), "sizes": clusters.sizes},
-        **{"seed": config.seed, "kept": [story.get("kept") for story in stories]},
+        **{"seed": config.seed, "kept": [outcome.get("kept") for outcome in results]},
         **{"expert_changes": _changes(cascade), "bytes": sizes_of(cascade, folder)},
         "seconds": {name: seconds for name, seconds in learning if seconds},
     }
     progress(1, len(_MAPS) + 2)
     labels, names = _labels(images)
-    shown = [_shown(images, clusters, k, stories[1 + k], labels) for k in range(cascade.experts)]
+    shown = [_shown(images, clusters, k, results[1 + k], labels) for k in range(cascade.experts)]
     maps, place = _maps(cascade, images, clusters, config.seed, progress)
     colours = labels
     if labels is None:
@@ -118,7 +118,7 @@ def _labels(images: Images) -> tuple[dict[int, int] | None, list[str]]:
 
 
 def _shown(
-    images: Images, clusters: Clusters, k: int, story: Mapping[str, Any], labels: Mapping[int, int] | None
+    images: Images, clusters: Clusters, k: int, outcome: Mapping[str, Any], labels: Mapping[int, int] | None
 ) -> ClusterShown:
     own = clusters.experts == k
     order = clusters.distances[own].argsort(stable=True)
@@ -130,7 +130,7 @@ def _shown(
         size=len(numbers),
         nearest=[images[i] for i in numbers[:_SHOWN]],
         farthest=[images[i] for i in numbers[::-1][:_SHOWN]],
-        story=story,
+        outcome=outcome,
         classes=counts,
     )
 

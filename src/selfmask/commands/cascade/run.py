@@ -108,8 +108,10 @@ def begin(job: Job, given: str | Path | None, display: StagesDisplay) -> None:
             # Also where it is finished: other settings than those it began with are refused.
             run_adapt(job, job.images, job.config.adapt, job.dispatcher, display)
         elif not job.has_mask:
-            how = preprocessing_for(Preprocessing.of_model(job.model)[1], job.preprocessing, job.config.adapt.size)
-            Start.of(given).copy_to(job.dispatcher, job.model, how)
+            preprocessing = preprocessing_for(
+                Preprocessing.of_model(job.model)[1], job.preprocessing, job.config.adapt.size
+            )
+            Start.of(given).copy_to(job.dispatcher, job.model, preprocessing)
         elif (there := Start.of(job.dispatcher).identity(job.model)) != identity_of(job, Start.of(given)):
             raise RunMismatchError(
                 f"the cascade in {job.folder} has another dispatcher",
@@ -153,7 +155,7 @@ def finish(job: Job, folder: RunFolder, display: StagesDisplay) -> Cascade:
         from .outcome import write_outcome  # here, because matplotlib takes its time
 
         with display.stage(_REPORT):
-            write_outcome(cascade, job.images, job.clusters(), folder, job.config, _stories(job, folder), display.count)
+            write_outcome(cascade, job.images, job.clusters(), folder, job.config, _results(job, folder), display.count)
     return cascade
 
 
@@ -184,15 +186,15 @@ def _dispatcher(job: Job) -> MaskedModel:
 def _combine(job: Job, display: StagesDisplay) -> Cascade:
     """Run all networks on all training images, and fit both combinations to what they say."""
     masked, router = _dispatcher(job), job.clusters().router.to(best_device())
-    how, experts = masked.preprocessing, range(job.config.experts)
-    assert how is not None
+    preprocessing, experts = masked.preprocessing, range(job.config.experts)
+    assert preprocessing is not None
     for k in experts:
         _load_expert(masked, job, k)
     width = len(router.mean)
     unconditional, conditional = Moments(width * (len(experts) + 1)), Moments(width * (len(experts) + 1))
     every = _Every(masked, [DISPATCHER, *map(expert_name, experts)])
     done = 0
-    for indices, rows, bad in embed_batches(every, job.images, how, batch_size=_BATCH):
+    for indices, rows, bad in embed_batches(every, job.images, preprocessing, batch_size=_BATCH):
         if indices:
             unconditional.add(rows)
             route = router(rows[:, :width].to(router.mean.device)).cpu()
@@ -205,7 +207,7 @@ def _combine(job: Job, display: StagesDisplay) -> Cascade:
     del conditional  # a covariance of all features is large
     combinations[UNCONDITIONAL] = Combination.fit(unconditional, width, job.config.scale)
     settings = {name: getattr(job.config, name) for name in ("router", "components", "scale")}
-    return Cascade(masked, router, combinations, how, settings)
+    return Cascade(masked, router, combinations, preprocessing, settings)
 
 
 class _Every(nn.Module):
@@ -241,7 +243,7 @@ def _load_expert(masked: MaskedModel, job: Job, index: int) -> None:
         ) from error
 
 
-def _stories(job: Job, folder: RunFolder) -> list[dict[str, Any]]:
+def _results(job: Job, folder: RunFolder) -> list[dict[str, Any]]:
     """What the runs of the dispatcher and of every expert came to; nothing is known of a mask that was given."""
     files = [job.dispatcher / RunFile.RESULT, *(job.expert(k) / RunFile.RESULT for k in range(job.config.experts))]
     return [folder.read_json(file) if file.exists() else {} for file in files]
