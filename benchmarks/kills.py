@@ -13,14 +13,14 @@ import time
 from pathlib import Path
 
 KILLS, STEPS = 20, 150
-COMMAND = [
-    *(sys.executable, "-m", "selfmask", "adapt", "selfmask/fashion", "--backbone", "selfmask/tiny"),
-    *("--steps", str(STEPS), "--batch-size", "16", "--resume", "--out"),
-]
+COMMAND = [sys.executable, "-m", "selfmask", "adapt"]
+NEW = ["selfmask/fashion", "--backbone", "selfmask/tiny", "--steps", str(STEPS), "--batch-size", "16", "--out"]
 
 
 def start(folder: Path) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([*COMMAND, str(folder)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    """Begin the run, or continue it if it had got far enough to say what it is."""
+    words = ["--resume"] if (folder / "config.json").exists() else NEW
+    return subprocess.Popen([*COMMAND, *words, str(folder)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
 def same_mask(one: Path, other: Path) -> bool:

@@ -42,6 +42,10 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("docs")
     save_clothes(folder / "photos", 40)
     save_clothes(folder / "labelled", 60)
+    for page in PAGES:
+        for name, text in re.findall(r"```toml\n# (\S+)\n(.*?)```", page.read_text(), flags=re.DOTALL):
+            text = re.sub(r"steps = \d+", "steps = 2\nbatch_size = 8", text)
+            (folder / name).write_text(text.replace('"resnet50"', '"selfmask/tiny"'))
     return folder
 
 

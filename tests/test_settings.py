@@ -13,7 +13,8 @@ import pytest
 from selfmask import AdaptConfig
 from selfmask.configfile import read_config_file
 from selfmask.errors import ConfigError
-from selfmask.settings import Where, Words, field_help, leaves, merged, to_dict, typed
+from selfmask.settings import Where, field_help, leaves, merged, to_dict, typed
+from selfmask.values import Words
 
 
 @dataclasses.dataclass(frozen=True)

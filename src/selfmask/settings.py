@@ -15,11 +15,11 @@ import difflib
 import inspect
 import re
 import reprlib
-import types
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from .errors import ConfigError
+from .values import Words, alternatives, converted, described, words_of
 
 Path = tuple[str, ...]
 """Where a setting is: the names of the parts it lies in, and its own."""
@@ -28,12 +28,7 @@ Tree = dict[str, Any]
 KIND = "name"
 """The key that says which kind of a part is meant."""
 _ENTRY = re.compile(r"(\w+(?:, \w+)*): +(.*)")
-_WILDCARDS = set("*?[")
 _hints: dict[type, dict[str, Any]] = {}
-
-
-class Words(str):
-    """A value as it was typed: what it means depends on the setting that it is for. Lists are parted by commas."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,11 +87,6 @@ def choices_of(cls: type, name: str) -> list[str] | None:
             if get_origin(each) is Literal:
                 return list(get_args(each))
     return None
-
-
-def alternatives(hint: Any) -> tuple[Any, ...]:
-    """The types that a value may have."""
-    return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
 
 
 def part_of(hint: Any) -> type | None:
@@ -167,21 +157,17 @@ def _typed(cls: type, start: Any, values: Mapping[str, Any], where: Where, path:
             continue
         _check_choice(cls, key, value, where, here)
         try:
-            tree[key] = _converted(hints[key], value)
+            tree[key] = converted(hints[key], value)
         except ValueError:
-            raise _wrong(here, value, _described(hints[key]), where) from None
+            raise _wrong(here, value, described(hints[key]), where) from None
     return tree
 
 
 def _check_choice(cls: type, key: str, value: Any, where: Where, path: Path) -> None:
     choices = choices_of(cls, key)
-    for word in _words(value) if isinstance(value, Words | list | tuple) else [value]:
+    for word in words_of(value) if isinstance(value, Words | list | tuple) else [value]:
         if choices is not None and isinstance(word, str) and word not in choices:
             raise _no_choice(path, str(word), choices, where)
-
-
-def _words(value: Any) -> Sequence[Any]:
-    return [Words(word.strip()) for word in value.split(",") if word] if isinstance(value, Words) else value
 
 
 def merged(start: Any, tree: Mapping[str, Any]) -> Any:
@@ -223,66 +209,6 @@ def _changed(cls: type, start: Any, changes: Mapping[str, Any]) -> Any:
             raise ConfigError(f"{cls.__name__} needs more settings", expected=", ".join(missing))
         return cls(**changes)
     return start.changed(**changes) if hasattr(start, "changed") else dataclasses.replace(start, **changes)
-
-
-def _converted(hint: Any, value: Any) -> Any:
-    """The value as the type has it, or a ValueError."""
-    options = alternatives(hint)
-    if len(options) > 1:
-        return _converted_to_one(options, value)
-    origin, inner = get_origin(hint), get_args(hint)
-    if origin is Literal:
-        if value in inner:
-            return str(value) if isinstance(value, Words) else value
-    elif origin is tuple or (isinstance(origin, type) and issubclass(origin, Sequence)):
-        if isinstance(items := _words(value), list | tuple):
-            each = inner if origin is tuple and inner[-1] is not ... else inner[:1] * len(items)
-            return tuple(_converted(*pair) for pair in zip(each, items, strict=True))
-    elif isinstance(value, Words):
-        if hint is bool and value in ("true", "false"):
-            return value == "true"
-        if hint in (int, float, str):
-            return hint(value)
-    elif hint is float and isinstance(value, int | float) and not isinstance(value, bool):
-        return float(value)
-    elif hint is Any or type(value) is hint:
-        return value
-    raise ValueError
-
-
-def _converted_to_one(hints: Sequence[Any], value: Any) -> Any:
-    listed = [hint for hint in hints if get_origin(hint) is not None and get_origin(hint) is not Literal]
-    if isinstance(value, Words) and listed and ("," in value or set(value) & _WILDCARDS):
-        hints = listed  # one word is a name, unless it is a pattern
-    for hint in hints:
-        if hint is types.NoneType:
-            if value is None:
-                return None
-            continue
-        try:
-            return _converted(hint, value)
-        except ValueError:
-            continue
-    raise ValueError
-
-
-_PLAIN = {int: "a whole number", float: "a number", bool: "true or false", str: "text", types.NoneType: "nothing"}
-
-
-def _described(hint: Any) -> str:
-    """The type in words."""
-    options = [each for each in alternatives(hint) if each is not types.NoneType]
-    if len(options) > 1:
-        return ", or ".join(map(_described, options))
-    (hint,) = options
-    origin, inner = get_origin(hint), get_args(hint)
-    if origin is Literal:
-        return ", ".join(map(str, inner))
-    if origin is tuple and inner[-1] is not ...:
-        return f"a list of {len(inner)}, each {_described(inner[0])}"
-    if origin is not None:
-        return f"a list, each {_described(inner[0])}"
-    return _PLAIN.get(hint, str(hint))
 
 
 def _unknown(cls: type, key: str, kinds: Mapping[str, type] | None, path: Path, where: Where) -> ConfigError:

@@ -67,7 +67,7 @@ def features(masked: MaskedModel, images: Tensor, name: str) -> Tensor:
 
 
 def fitted(folder: Path, base: nn.Module | None = None, experts: int = EXPERTS, images: int = 200) -> Cascade:
-    """A whole cascade, fitted to some pictures by the parts that `Cascade.fit` uses."""
+    """A whole cascade, fitted to some pictures by the parts that `fit_cascade` uses."""
     base = base or network().eval()
     masked, seen = load_masks(base, save_masks(folder, base, experts)), pixels(images)
     dispatcher = features(masked, seen, DISPATCHER)

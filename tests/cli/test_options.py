@@ -75,8 +75,8 @@ def test_help_has_everyday_options_first_and_the_rest_in_panels(monkeypatch: pyt
     places = [words.index(f"│ {each}" if each.startswith("--") else each) for each in order]
     assert places == sorted(places)
     assert "fast: 120" in words
-    assert "swav: 0.1; contrast: 0.2" in words
-    assert "(swav, contrast)" in words
+    assert "contrast: 0.2" in words
+    assert "K, how many clusters there are. (swav)" in words
 
 
 OBJECTIVE = '''

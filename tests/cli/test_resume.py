@@ -76,18 +76,7 @@ def test_nothing_to_work_on_is_said() -> None:
 
 
 def test_cascades_and_comparisons_know_all_their_settings(photos: Path, tmp_path: Path) -> None:
-    words = (
-        "--experts",
-        "1",
-        "--components",
-        "4",
-        "--router",
-        "kmeans",
-        "--rule",
-        "progressive_topk",
-        "--flip-p",
-        "0.1",
-    )
+    words = ("--experts", "1", "--components", "4", "--router", "kmeans", "--rule", "topk", "--flip-p", "0.1")
     fine(selfmask("cascade", photos, *SMALL, *words, "--out", tmp_path / "cascade"))
     config = kept(tmp_path / "cascade")["config"]
     assert (config["experts"], config["adapt"]["mask"]["rule"]) == (1, "topk")
@@ -97,18 +86,7 @@ def test_cascades_and_comparisons_know_all_their_settings(photos: Path, tmp_path
     again = fine(selfmask("cascade", "--resume", tmp_path / "cascade"))
     assert "5 of 5 are finished already" in again.stdout
 
-    words = (
-        "--methods",
-        "frozen",
-        "--label-fractions",
-        "0.5",
-        "--seeds",
-        "1",
-        "--adapt-steps",
-        "3",
-        "--norm",
-        "frozen",
-    )
+    words = ("--methods", "frozen", "--label-fractions", "0.5", "--seeds", "1", "--adapt-steps", "3", "--norm", "adapt")
     fine(selfmask("compare", photos, *SMALL, *words, "--out", tmp_path / "compare"))
     config = kept(tmp_path / "compare")["config"]
     assert (config["train"]["steps"], config["adapt"]["steps"], config["adapt"]["batch_size"]) == (2, 3, 8)

@@ -26,8 +26,8 @@ VERBS = {
     "train": "Train with labels: a mask and its head in one small file, or what you would do instead.",
     "compare": "Compare masks with fine-tuning, linear heads, LoRA and BitFit: accuracy against labels and bytes.",
     "cascade": "One mask for all images, and an expert's for each cluster of them.",
-    "inspect": "Show what a mask file holds: its sizes, the share of weights left on per layer, its base and preprocessing.",
-    "backbones": "List backbones: the length of their vectors, their size, and whether their weights are on this machine.",
+    "inspect": "Show what a mask file holds: its sizes, the share of weights left on by layer, its base.",
+    "backbones": "List backbones: the length of their vectors, their size, and whether their weights are here.",
     "demo": "Adapt a small network that has only seen CIFAR-10 to pictures of clothes, and measure what it brought.",
     "pretrain": "Train the network behind `selfmask/tiny` from random weights, with the loop that adapts masks.",
 }

@@ -21,7 +21,7 @@ def backbones(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the list as JSON.")] = False,
 ) -> None:
-    """List backbones: the length of their vectors, their size, and whether their weights are on this machine.
+    """List backbones: the length of their vectors, their size, and whether their weights are here.
 
     Without a pattern: some that are well known. Example:  selfmask backbones dinov2
     """

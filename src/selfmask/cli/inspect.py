@@ -25,7 +25,7 @@ def inspect(
     file: Annotated[Path, typer.Argument(help="A mask or cascade file (.smn).", show_default=False)],
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as one JSON object.")] = False,
 ) -> None:
-    """Show what a mask file holds: its sizes, the share of weights left on per layer, its base and preprocessing.
+    """Show what a mask file holds: its sizes, the share of weights left on by layer, its base.
 
     The file is checked for damage on the way. Example:  selfmask inspect birds.smn
     """

@@ -15,7 +15,8 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 import typer
 from rich.markup import escape
 
-from ..settings import KIND, Path, Tree, Words, alternatives, choices_of, field_help, hints_of, kinds_of, part_of
+from ..settings import KIND, Path, Tree, choices_of, field_help, hints_of, kinds_of, part_of
+from ..values import Words, alternatives
 
 _PANELS = {"mask": "Mask", "objective": "Objective", "views": "Views"}
 _OPTIMIZER = {"lr", "head_lr", "weight_decay", "momentum", "warmup", "per_tensor", "heads_first", "accumulate"}
@@ -212,9 +213,10 @@ def _of_kinds(kinds: Mapping[str, type], path: Path) -> Iterator[_Entry]:
     for name, of in owners.items():
         hints = [hints_of(kinds[kind])[name] for kind in of]
         fields = {kind: next(each for each in dataclasses.fields(kinds[kind]) if each.name == name) for kind in of}
-        helps = {kind: _sentence(field_help(kinds[kind]).get(name, "")) for kind in of}
-        same = len(set(helps.values())) == 1
-        text = f"{helps[of[0]]} ({', '.join(of)})" if same else " ".join(f"{kind}: {helps[kind]}" for kind in of)
+        helps: dict[str, list[str]] = {}
+        for kind in of:
+            helps.setdefault(_sentence(field_help(kinds[kind]).get(name, "")), []).append(kind)
+        text = " ".join(f"{said} ({', '.join(by)})" for said, by in helps.items())
         choices = choices_of(kinds[of[0]], name) if len(of) == 1 else None
         known = {kind: each.default for kind, each in fields.items() if each.default is not dataclasses.MISSING}
         hint = hints[0] if all(each == hints[0] for each in hints) else str  # `typed` knows which kind it is for
