@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -86,3 +90,39 @@ def test_the_memory_of_a_gradient_that_is_ours_alone_is_used_again() -> None:
         patch.setattr(effective, "_is_ours_alone", watched)
         (masked(torch.randn(2, 3, 4, 4)).sum() + masked(torch.randn(2, 3, 4, 4)).sum()).backward()
     assert any(seen)
+
+
+# In a process of its own: what is asked for is asked for when the module is imported.
+WITHOUT = """
+import torch
+from torch import nn
+if {storage}:
+    del torch._C._storage_Use_Count
+else:
+    torch.Tensor._use_count = property(lambda tensor: tensor.no_such_attribute)
+
+from selfmask import MaskConfig, get_masked_model
+from selfmask.masking import effective
+
+torch.manual_seed(0)
+answers = []
+own = effective._is_ours_alone
+effective._is_ours_alone = lambda grad: answers.append(own(grad)) or answers[-1]
+masked = get_masked_model(nn.Linear(6, 6), MaskConfig(select="all"))
+masked(torch.ones(2, 6)).square().sum().backward()
+assert answers and not any(answers), answers
+print([score.grad.double().sum().item() for score in masked.scores.values()])
+"""
+
+
+@pytest.mark.parametrize("storage", [True, False])
+def test_where_pytorch_does_not_tell_nothing_is_written_over(storage: bool) -> None:
+    """Releases may drop what is private; gradients are right without it, and take a little longer."""
+    command = [sys.executable, "-c", WITHOUT.replace("{storage}", str(storage))]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    torch.manual_seed(0)
+    masked = get_masked_model(nn.Linear(6, 6), MaskConfig(select="all"))
+    masked(torch.ones(2, 6)).square().sum().backward()
+    expected = [score.grad.double().sum().item() for score in masked.scores.values() if score.grad is not None]
+    assert json.loads(done.stdout) == pytest.approx(expected, rel=1e-6)

@@ -136,16 +136,31 @@ class _StraightThrough(torch.autograd.Function):
 def _is_ours_alone(grad: Tensor) -> bool:
     """Whether nobody but the caller holds this tensor or shares its memory.
 
-    Autograd hands one tensor to several nodes where it can: the gradient of a sum goes to all that was added up.
+    Autograd hands one tensor to several nodes where it can: the gradient of a sum goes to all that was added up. Who
+    holds a tensor only private functions of PyTorch tell: where a release lacks one, no gradient counts as ours alone.
     """
-    return _is_dense(grad) and grad._use_count() == 1 and _holders(grad) == _ONE_HOLDER
+    if not _is_dense(grad) or _ONE_HOLDER is None:
+        return False
+    return _uses(grad) == 1 and _holders(grad) == _ONE_HOLDER
 
 
-def _holders(tensor: Tensor) -> int:
-    return int(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata))
+def _uses(tensor: Tensor) -> int | None:
+    """How many hold the tensor."""
+    try:
+        return int(tensor._use_count())
+    except (AttributeError, TypeError):
+        return None
 
 
-_ONE_HOLDER = _holders(torch.empty(1))  # asking makes one more
+def _holders(tensor: Tensor) -> int | None:
+    """How many hold its memory, ourselves included: asking makes one more."""
+    try:
+        return int(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata))
+    except (AttributeError, TypeError):
+        return None
+
+
+_ONE_HOLDER = _holders(torch.empty(1))
 
 
 def _dot(a: Tensor, b: Tensor) -> Tensor:
