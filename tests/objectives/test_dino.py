@@ -172,6 +172,8 @@ def test_gradients_equal_finite_differences_of_the_oracle() -> None:
             slope = (results[0] - results[1]) / 2e-5
             assert float(tensor.grad[index]) == pytest.approx(slope, rel=1e-3, abs=1e-5)
     assert all(parameter.grad is None for parameter in [*dino.teacher_head.parameters(), *dino.teacher.parameters()])
+    learns = {name.partition(".")[0] for name, parameter in objective().named_parameters() if parameter.requires_grad}
+    assert learns == {"head"}
 
 
 # ---- what follows the student --------------------------------------------------------------------------------
@@ -305,7 +307,9 @@ def test_state_holds_nothing_of_the_base(norm: str) -> None:
     assert {"teacher.scores.0/weight", "teacher._norm.1/running_mean"} <= teachers
     # What the teacher does not own, it does not copy either.
     (twin,) = dino.teacher._twin
-    assert all(one is other for one, other in zip(twin.base.parameters(), model.base.parameters(), strict=True))
+    for kind in ("parameters", "buffers"):
+        pairs = zip(getattr(twin.base, kind)(), getattr(model.base, kind)(), strict=True)
+        assert all(one is other for one, other in pairs)
 
 
 @pytest.mark.parametrize("plain", [False, True])
@@ -437,7 +441,7 @@ def test_too_few_or_unequal_views_are_refused() -> None:
             objective().loss(backbone(), wrong, 0.0)
 
 
-def test_a_teacher_of_a_teacher_free_model_needs_no_scores() -> None:
+def test_of_a_model_that_does_not_learn_the_teacher_is_that_model() -> None:
     """Nothing that learns is nothing to follow."""
     model = backbone().requires_grad_(False)
     teacher = Teacher(model)

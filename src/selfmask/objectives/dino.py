@@ -131,12 +131,12 @@ class DINO(Objective):
         self.teacher_head = copy.deepcopy(self.head).requires_grad_(False)
         self.teacher = Teacher(model)
         self.register_buffer("centre", torch.zeros(config.out_dim))
-        # Of the teacher's outputs in this step. Nothing is left of it between steps, so it is no state.
+        # Of the teacher's outputs in this step. It begins anew with every step, so it is no state.
         self.register_buffer("_sum", torch.zeros(config.out_dim), persistent=False)
         self._rows = 0
 
     def before_step(self, model: nn.Module, progress: float) -> None:
-        """Forget outputs of a step that was never finished."""
+        """Forget the outputs of the step before."""
         self._sum.zero_()
         self._rows = 0
 
@@ -155,7 +155,6 @@ class DINO(Objective):
             if world() > 1:
                 dist.all_reduce(self._sum)
             self.centre.lerp_(self._sum / (self._rows * world()), 1 - self.config.centre_momentum)
-        self.before_step(model, progress)
 
     def loss(self, model: nn.Module, batch: Any, progress: float) -> tuple[Tensor, Health]:
         """The loss and its metrics. In train mode the teacher's outputs count for the next centre."""
