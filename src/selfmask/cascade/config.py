@@ -9,7 +9,7 @@ from ..errors import ConfigError
 
 RouterName = Literal["gmm", "kmeans"]
 ScaleName = Literal["whiten", "none", "eigenvalues"]
-MAX_EXPERTS = 64  # so that the masks of a hostile file take no more memory than two copies of the base
+MAX_EXPERTS = 64  # so that the masks of a hostile file take little more memory than two copies of the base
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
