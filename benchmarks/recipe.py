@@ -118,7 +118,9 @@ def perform(run: Run) -> dict[str, Any]:
 
     start = time.perf_counter()
     result = adapt(
-        *(backbone.model, run.images, config),
+        backbone.model,
+        run.images,
+        config,
         preprocessing=preprocessing,
         labelled=Labelled(train, test),
         watch=watch,
@@ -126,7 +128,10 @@ def perform(run: Run) -> dict[str, Any]:
     seconds = time.perf_counter() - start - spent
     return {
         **dict(zip(("part", "name", "backbone", "images", "seed"), run.key, strict=True)),
-        **{"seconds": seconds, "threads": torch.get_num_threads(), "result": result.result, "curve": curve},
+        "seconds": seconds,
+        "threads": torch.get_num_threads(),
+        "result": result.result,
+        "curve": curve,
     }
 
 

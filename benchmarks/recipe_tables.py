@@ -72,9 +72,16 @@ def grid(lines: list[Line]) -> None:
         right += fine
         rows.append(
             [
-                *(line["backbone"], line["images"].removeprefix("small-"), both(line, "knn"), f"{gain:+.1f}"),
-                *(f"{change(line, 'probe'):+.1f}", f"{last:+.1f}", both(line, "quality"), line["result"]["kept"]),
-                *("yes" if fine else "NO", f"{line['seconds']:.0f}"),
+                line["backbone"],
+                line["images"].removeprefix("small-"),
+                both(line, "knn"),
+                f"{gain:+.1f}",
+                f"{change(line, 'probe'):+.1f}",
+                f"{last:+.1f}",
+                both(line, "quality"),
+                line["result"]["kept"],
+                "yes" if fine else "NO",
+                f"{line['seconds']:.0f}",
             ]
         )
     head = [
@@ -107,9 +114,13 @@ def ablation(full: list[Line], lines: list[Line]) -> None:
         gated = [line["result"].get("kept", "no gate") for line in group]
         rows.append(
             [
-                *(f"{backbone}, {images.removeprefix('small-')}", name, str(len(group))),
-                *(spread([change(line, "knn") for line in group]), spread([change(line, "probe") for line in group])),
-                *(spread(last), ", ".join(f"{gated.count(word)} {word}" for word in dict.fromkeys(gated))),
+                f"{backbone}, {images.removeprefix('small-')}",
+                name,
+                str(len(group)),
+                spread([change(line, "knn") for line in group]),
+                spread([change(line, "probe") for line in group]),
+                spread(last),
+                ", ".join(f"{gated.count(word)} {word}" for word in dict.fromkeys(gated)),
             ]
         )
     table(["on", "without", "seeds", "k-NN", "probe 1 %", "k-NN at the last step", "kept"], *rows)
@@ -155,8 +166,13 @@ def correlation(lines: list[Line]) -> None:
         ["part", "without", "backbone", "images", "seed", "quality", "k-NN"],
         *(
             [
-                *(line["part"], "" if line["name"] == "fast" else line["name"], line["backbone"], line["images"]),
-                *(str(line["seed"]), f"{dx:+.1f}", f"{dy:+.1f}"),
+                line["part"],
+                "" if line["name"] == "fast" else line["name"],
+                line["backbone"],
+                line["images"],
+                str(line["seed"]),
+                f"{dx:+.1f}",
+                f"{dy:+.1f}",
             ]
             for dx, dy, (_, _, line) in zip(x, y, points, strict=True)
         ),

@@ -12,8 +12,14 @@ import selfmask
 
 ROOT = Path(selfmask.__file__).parent
 LATE = {  # what may be imported inside a function: extras, and plotting
-    *("open_clip", "peft", "pyarrow", "pyarrow.parquet", "matplotlib.figure"),
-    *("report.page", "report.examples", "outcome"),
+    "open_clip",
+    "peft",
+    "pyarrow",
+    "pyarrow.parquet",
+    "matplotlib.figure",
+    "report.page",
+    "report.examples",
+    "outcome",
 }
 
 

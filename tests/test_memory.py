@@ -82,8 +82,12 @@ def test_the_process_of_a_command_keeps_its_memory() -> None:
 @pytest.mark.parametrize(
     "variable",
     [
-        *("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_MMAP_MAX_", "MALLOC_TOP_PAD_"),
-        *("MALLOC_ARENA_MAX", "MALLOC_CONF"),
+        "MALLOC_TRIM_THRESHOLD_",
+        "MALLOC_MMAP_THRESHOLD_",
+        "MALLOC_MMAP_MAX_",
+        "MALLOC_TOP_PAD_",
+        "MALLOC_ARENA_MAX",
+        "MALLOC_CONF",
     ],
 )
 def test_what_the_user_has_set_counts(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,8 +55,10 @@ def write(out: Path, train: Split, test: Split | None) -> None:
         test = _shuffled(test, random)
     np.savez_compressed(
         out,
-        **{"train_images": images[:TRAIN], "train_labels": labels[:TRAIN]},
-        **{"test_images": test[0][:TEST], "test_labels": test[1][:TEST]},
+        train_images=images[:TRAIN],
+        train_labels=labels[:TRAIN],
+        test_images=test[0][:TEST],
+        test_labels=test[1][:TEST],
     )
     print(f"{out}: {min(TRAIN, len(images))} and {min(TEST, len(test[0]))} images")
 

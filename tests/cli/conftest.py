@@ -11,9 +11,30 @@ from tests.cli.small import SMALL, fine
 from tests.cli.test_adapt import save_clothes
 
 LONG = (
-    *("--rule", "topk", "--active-share", "0.5", "--select", "paper-resnet", "--exclude", "*.bias"),
-    *("--fraction", "0.5", "--fraction-by", "magnitude", "--norm", "frozen", "--objective", "swav"),
-    *("--prototypes", "500", "--weight-decay", "5e-4", "--head-lr", "0.15", "--jitter", "0.4,0.4,0.4,0.1"),
+    "--rule",
+    "topk",
+    "--active-share",
+    "0.5",
+    "--select",
+    "paper-resnet",
+    "--exclude",
+    "*.bias",
+    "--fraction",
+    "0.5",
+    "--fraction-by",
+    "magnitude",
+    "--norm",
+    "frozen",
+    "--objective",
+    "swav",
+    "--prototypes",
+    "500",
+    "--weight-decay",
+    "5e-4",
+    "--head-lr",
+    "0.15",
+    "--jitter",
+    "0.4,0.4,0.4,0.1",
 )
 
 

@@ -50,8 +50,11 @@ def test_resume_needs_nothing_else(photos: Path, tmp_path: Path, verb: str, monk
     before = state(tmp_path / "cut")
     assert "mask.smn" not in before
     for option, value, said in (
-        *(("--steps", "5", "steps = 4"), ("--lr", "1", "lr = 25.0"), ("--backbone", "resnet18", "'selfmask/tiny'")),
-        *(("--preset", "paper", "preset = 'fast'"), ("--rule", "topk", "mask.rule = 'threshold'")),
+        ("--steps", "5", "steps = 4"),
+        ("--lr", "1", "lr = 25.0"),
+        ("--backbone", "resnet18", "'selfmask/tiny'"),
+        ("--preset", "paper", "preset = 'fast'"),
+        ("--rule", "topk", "mask.rule = 'threshold'"),
         ("--out", str(tmp_path / "other"), "another begun"),
     ):
         refused(selfmask(verb, "--resume", tmp_path / "cut", option, value), said)

@@ -84,7 +84,9 @@ def test_open_clip_from_class_names(photos: Path, tmp_path: Path, monkeypatch: p
     head = TextHead(*class_embeddings(name, images.classes or [], weights=weights), images.classes or [])
     config = TrainConfig.preset("paper", head="clip-text", steps=3, epochs=None, batch_size=8, track=())
     result = train(
-        *(backbone.model, images, config),
+        backbone.model,
+        images,
+        config,
         test=test,
         head=head,
         out=tmp_path / "run",

@@ -69,9 +69,16 @@ def sources(file: Path, stack: contextlib.ExitStack) -> dict[str, MaskSource]:
     data, opened = file.read_bytes(), stack.enter_context(file.open("rb"))
     opened.seek(0, os.SEEK_END)  # wherever it stands, it is read from the start
     return {
-        **{"path": file, "text": str(file), "bytes": data, "bytearray": bytearray(data), "view": memoryview(data)},
-        **{"part": memoryview(b"xyz" + data + b"x")[3:-1], "descriptor": opened.fileno()},
-        **{"container": open_container(file), "opened": OpenedMask(data), "checked": OpenedMask(file).checked()},
+        "path": file,
+        "text": str(file),
+        "bytes": data,
+        "bytearray": bytearray(data),
+        "view": memoryview(data),
+        "part": memoryview(b"xyz" + data + b"x")[3:-1],
+        "descriptor": opened.fileno(),
+        "container": open_container(file),
+        "opened": OpenedMask(data),
+        "checked": OpenedMask(file).checked(),
     }
 
 
@@ -205,8 +212,16 @@ def test_bytes_without_a_file(tmp_path: Path) -> None:
 
 
 TYPES = (
-    *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16),
-    *(torch.int8, torch.uint8, torch.bool),
+    torch.float64,
+    torch.float32,
+    torch.float16,
+    torch.bfloat16,
+    torch.int64,
+    torch.int32,
+    torch.int16,
+    torch.int8,
+    torch.uint8,
+    torch.bool,
 )
 
 
@@ -304,8 +319,10 @@ def test_a_header_that_is_too_long() -> None:
 def test_numbers_may_begin_anywhere() -> None:
     """Our files have them in order; others need not."""
     parts = {
-        **{"a": ("U8", [3], b"abc"), "none": ("I64", [0, 2], b""), "b": ("F64", [2], np.array([0.5, 2.0]).tobytes())},
-        **{"c": ("F32", [], bytes(4))},
+        "a": ("U8", [3], b"abc"),
+        "none": ("I64", [0, 2], b""),
+        "b": ("F64", [2], np.array([0.5, 2.0]).tobytes()),
+        "c": ("F32", [], bytes(4)),
     }
     tensors = open_container(smn.assemble({}, parts)).read()
     assert (tensors["none"].dtype, tensors["none"].shape) == (torch.int64, (0, 2))

@@ -51,8 +51,12 @@ def batches(count: int, images: int = IMAGES, sizes: tuple[int, ...] = SIZES) ->
 def with_norm(norm: str = "adapt", dropout: float = 0.0, **settings: Any) -> MaskedModel:
     torch.manual_seed(5)
     base = nn.Sequential(
-        *(nn.Conv2d(3, FEATURES, 3), nn.BatchNorm2d(FEATURES), nn.ReLU(), nn.Dropout(dropout)),
-        *(nn.AdaptiveAvgPool2d(1), nn.Flatten()),
+        nn.Conv2d(3, FEATURES, 3),
+        nn.BatchNorm2d(FEATURES),
+        nn.ReLU(),
+        nn.Dropout(dropout),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
     )
     masked = get_masked_model(base.eval(), MaskConfig(norm=norm, **settings))  # type: ignore[arg-type]
     if norm == "anchored":

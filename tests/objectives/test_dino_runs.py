@@ -134,8 +134,15 @@ def test_the_guard_sees_that_images_have_become_alike() -> None:
     """One output wins everywhere, as it does without a centre: the loss is splendid, and the features are nothing."""
     objective = DINOConfig(hidden=24, bottleneck=16, out_dim=20, teacher_momentum=0.5, centre_momentum=1.0)
     result = run(
-        **{"objective": objective, "steps": 150, "gate": True, "quality_every": 10, "log_every": 10, "lr": 1e-6},
-        **{"checkpoint_every": 50, "head_lr": 1.0, "mask": MaskConfig(norm="anchored")},
+        objective=objective,
+        steps=150,
+        gate=True,
+        quality_every=10,
+        log_every=10,
+        lr=1e-6,
+        checkpoint_every=50,
+        head_lr=1.0,
+        mask=MaskConfig(norm="anchored"),
     )
     troubles = result.result["troubles"]
     assert "alike" in troubles[0]["trouble"]

@@ -38,9 +38,14 @@ def network(*, norm: bool = True, dropout: float = 0.0) -> nn.Module:
     torch.manual_seed(0)
     between: list[nn.Module] = [nn.BatchNorm2d(8)] if norm else []
     return nn.Sequential(
-        *(nn.Conv2d(3, 8, 3, stride=2, padding=1, bias=False), *between, nn.ReLU(), nn.Dropout(dropout)),
-        *(nn.Conv2d(8, 16, 3, stride=2, padding=1, bias=False), nn.ReLU()),
-        *(nn.AdaptiveAvgPool2d(1), nn.Flatten()),
+        nn.Conv2d(3, 8, 3, stride=2, padding=1, bias=False),
+        *between,
+        nn.ReLU(),
+        nn.Dropout(dropout),
+        nn.Conv2d(8, 16, 3, stride=2, padding=1, bias=False),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
     )
 
 

@@ -45,7 +45,10 @@ def test_a_method_changes_what_it_says(tmp_path: Path, method: str) -> None:
     assert (
         changed
         == {
-            **{"mask": set(), "linear": set(), "lora": statistics, "full": weights | statistics},
+            "mask": set(),
+            "linear": set(),
+            "lora": statistics,
+            "full": weights | statistics,
             "bitfit": {"0.1.weight", "0.1.bias", "1.bias", "2.weight", "2.bias"} | statistics,
         }[method]
     )

@@ -39,9 +39,14 @@ def launch(out: Path, *words: str, processes: int) -> dict[str, torch.Tensor]:
     children = []
     for rank in range(processes):
         env = os.environ | {
-            **{"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
-            **{"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(processes)},
-            **{"LOCAL_WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)},
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": str(ROOT),
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": str(processes),
+            "LOCAL_WORLD_SIZE": str(processes),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
         }
         if processes == 1:
             env = {key: value for key, value in env.items() if key not in ("RANK", "LOCAL_RANK", "WORLD_SIZE")}

@@ -99,7 +99,9 @@ def write_cascade(
         tensors |= {f"{name}.{key}": value for key, value in combinations[name].items()}
     about = json.dumps(
         {
-            **{"creator": f"selfmask {version('selfmask')}", "experts": len(masks) - 1, "width": width},
+            "creator": f"selfmask {version('selfmask')}",
+            "experts": len(masks) - 1,
+            "width": width,
             "settings": dict(settings),
         },
         sort_keys=True,

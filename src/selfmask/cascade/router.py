@@ -121,8 +121,11 @@ class Router:
         """From what was stored, which need not be sound."""
         components = tensors["components"].shape[1] if tensors.get("components", torch.empty(0)).ndim == 2 else 0
         shapes = {
-            **{"mean": (width,), "components": (width, components), "centres": (experts, components)},
-            **{"precisions": (experts, components, components), "weights": (experts,)},
+            "mean": (width,),
+            "components": (width, components),
+            "centres": (experts, components),
+            "precisions": (experts, components, components),
+            "weights": (experts,),
         }
         check_tensors("router", tensors, shapes)
         return Router(**{name: tensors[name].float() for name in shapes})

@@ -86,7 +86,9 @@ def adapt(
     console = Console(stderr=as_json)
     loaded = load_backbone(asked.backbone, weights=asked.weights)
     result = run(
-        *(loaded.model, asked.images, asked.config),
+        loaded.model,
+        asked.images,
+        asked.config,
         out=where,
         resume=asked.resume,
         preprocessing=loaded.preprocessing,

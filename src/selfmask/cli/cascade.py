@@ -144,7 +144,9 @@ def run(
         _say(console, "prepared; now, anywhere, in any order:", *lines, "and then:", f"selfmask cascade finish {where}")
         return
     fit_cascade(
-        *(job.model, job.images, job.config),
+        job.model,
+        job.images,
+        job.config,
         out=where,
         dispatcher=first,
         preprocessing=job.preprocessing,
@@ -221,8 +223,12 @@ def _show(console: Console, folder: Path, as_json: bool, seconds: float) -> None
         return
     paper = result["bytes"]["paper"]
     titles = {
-        **{"float32": "float32 copies", "paper": "one bit a weight, as in the paper", "masks": "our masks"},
-        **{"router": "router", "conditional": "PCA, conditional", "unconditional": "PCA, unconditional"},
+        "float32": "float32 copies",
+        "paper": "one bit a weight, as in the paper",
+        "masks": "our masks",
+        "router": "router",
+        "conditional": "PCA, conditional",
+        "unconditional": "PCA, unconditional",
         "file": "cascade.smn, all in all",
     }
     table = Table("", "bytes", "of the paper's", title="What is stored", title_justify="left")

@@ -89,7 +89,10 @@ def compare(
     labelled, test = open_labelled(asked.images)
     where = asked.folder("-compare")
     comparison = run(
-        *(lambda: load_backbone(asked.backbone, weights=asked.weights), labelled, test, asked.config),
+        lambda: load_backbone(asked.backbone, weights=asked.weights),
+        labelled,
+        test,
+        asked.config,
         out=where,
         about=asked.about,
         max_bad=asked.names.max_bad,

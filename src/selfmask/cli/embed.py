@@ -88,7 +88,9 @@ def embed(
     start = time.monotonic()
     with progress_on(console, "embedding") as progress:
         written = write_features(
-            *(out, embedder, source),
+            out,
+            embedder,
+            source,
             batch_size=batch_size or embedder.batch_size,
             progress=progress,
             say=say,

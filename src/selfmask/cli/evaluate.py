@@ -87,7 +87,9 @@ def evaluate(
     kept = FeatureCache(cache_folder(), say) if cache else None
     with progress_on(console, "embedding") as progress:
         features = features_of(
-            *(embedder, train, test),
+            embedder,
+            train,
+            test,
             divided=divided,
             batch_size=batch_size or embedder.batch_size,
             cache=kept,

@@ -169,7 +169,12 @@ def settings_of(verb: Verb, reserved: Collection[str] = ()) -> list[Setting]:
             continue
         defaults = {**entry.defaults, **_presets(starts, entry)}
         setting = Setting(
-            *(name, [entry.path], entry.hint, entry.help, entry.choices, _by(defaults)),
+            name,
+            [entry.path],
+            entry.hint,
+            entry.help,
+            entry.choices,
+            _by(defaults),
             panel=None if name in verb.everyday else _panel(entry.path, entry.own),
         )
         taken[name] = setting

@@ -54,7 +54,9 @@ def pretrain(
     asked = ask(VERB, Names, given, settings, out=out, resume=resume, config=config)
     console = Console()
     file = run(
-        *(asked.images, asked.folder("-tiny"), asked.config),
+        asked.images,
+        asked.folder("-tiny"),
+        asked.config,
         resume=asked.resume,
         about=asked.about,
         max_bad=asked.names.max_bad,

@@ -116,7 +116,9 @@ def train(
         text = _text_head(asked.backbone, asked.weights, labelled.classes or [], names)
     where = asked.folder(f"-{chosen.method}")
     result = run(
-        *(loaded.model, labelled, chosen),
+        loaded.model,
+        labelled,
+        chosen,
         test=test,
         head=text,
         out=where,

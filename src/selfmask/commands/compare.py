@@ -219,7 +219,9 @@ class _Runner:
     def _train(self, cell: Cell, backbone: Backbone) -> None:
         try:
             train(
-                *(backbone.model, self.images, self.config.training(cell)),
+                backbone.model,
+                self.images,
+                self.config.training(cell),
                 test=self.test,
                 out=self.place(cell),
                 resume=True,
@@ -239,7 +241,9 @@ class _Runner:
         if which not in self._vectors:
             backbone = self.load()
             result = adapt(
-                *(backbone.model, self.images, self.config.adaptation(seed)),
+                backbone.model,
+                self.images,
+                self.config.adaptation(seed),
                 out=self.folder / which,
                 resume=True,
                 preprocessing=backbone.preprocessing,
@@ -274,9 +278,12 @@ class _Runner:
         classes = self.images.classes or [str(name) for name in probe.classes.tolist()]
         head = LinearHead(train.vectors.shape[1], classes, normalised=True)
         return {
-            **{"method": cell.method, "labels": len(chosen), "seed": cell.seed},
+            "method": cell.method,
+            "labels": len(chosen),
+            "seed": cell.seed,
             # What such a head takes as a file, in the same 16 bits as those of other methods.
-            **{"accuracy": float(right.double().mean()), "bytes": mask_bytes + len(save(head.tensors()))},
+            "accuracy": float(right.double().mean()),
+            "bytes": mask_bytes + len(save(head.tensors())),
             "seconds": time.perf_counter() - start,
         }
 

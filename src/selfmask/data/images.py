@@ -19,8 +19,24 @@ from ..errors import BadImageError
 # Only what people keep photographs in: a decoder that is not asked cannot be attacked.
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "DIB", "TIFF", "GIF", "PPM", "AVIF")
 EXTENSIONS = (
-    *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".apng", ".webp", ".avif", ".bmp", ".dib", ".gif"),
-    *(".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".pnm", ".pfm"),
+    ".jpg",
+    ".jpeg",
+    ".jpe",
+    ".jfif",
+    ".png",
+    ".apng",
+    ".webp",
+    ".avif",
+    ".bmp",
+    ".dib",
+    ".gif",
+    ".tif",
+    ".tiff",
+    ".ppm",
+    ".pgm",
+    ".pbm",
+    ".pnm",
+    ".pfm",
 )
 
 _ORIENTATION = 0x0112  # of EXIF: how the camera was held

@@ -25,8 +25,16 @@ CHUNK = 1 << 18  # pixels worked on at a time: fewer cost calls, many more no lo
 _UNCHANGED = torch.tensor([1.0, 1.0, 1.0, 0.0])  # factors of brightness, contrast, saturation and hue
 _LEAST = torch.tensor([0.0, 0.0, 0.0, -0.5])
 _NUMBERS = {
-    **{"share": TRIES, "ratio": TRIES, "place": 2, "flip": 1},
-    **{"jitter": 1, "order": 4, "factors": 4, "grey": 1, "blur": 1, "sigma": 1},
+    "share": TRIES,
+    "ratio": TRIES,
+    "place": 2,
+    "flip": 1,
+    "jitter": 1,
+    "order": 4,
+    "factors": 4,
+    "grey": 1,
+    "blur": 1,
+    "sigma": 1,
 }
 
 

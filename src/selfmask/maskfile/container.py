@@ -33,9 +33,16 @@ Source = PathLike | Data | int
 MAX_HEADER = 8 << 20  # a mask of 10,000 tensors needs about 2 MB; the safetensors limit of 100 MB is generous
 _MAX_RANK = 64  # as many dimensions as a tensor of PyTorch can have
 _TYPES = {  # in the order in which safetensors puts their tensors: none then begins at an odd place
-    **{"I64": torch.int64, "F64": torch.float64, "F32": torch.float32, "I32": torch.int32},
-    **{"BF16": torch.bfloat16, "F16": torch.float16, "I16": torch.int16},
-    **{"I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool},
+    "I64": torch.int64,
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "I32": torch.int32,
+    "BF16": torch.bfloat16,
+    "F16": torch.float16,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
 }
 _NAMES = {dtype: name for name, dtype in _TYPES.items()}
 WIDTHS = {name: dtype.itemsize for name, dtype in _TYPES.items()}

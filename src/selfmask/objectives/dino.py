@@ -209,8 +209,10 @@ class ProjectionHead(nn.Module):
     def __init__(self, mean: Tensor, config: DINOConfig) -> None:
         super().__init__()
         self.mlp = nn.Sequential(
-            *(nn.Linear(len(mean), config.hidden), nn.GELU()),
-            *(nn.Linear(config.hidden, config.hidden), nn.GELU()),
+            nn.Linear(len(mean), config.hidden),
+            nn.GELU(),
+            nn.Linear(config.hidden, config.hidden),
+            nn.GELU(),
             nn.Linear(config.hidden, config.bottleneck),
         )
         for layer in self.mlp:

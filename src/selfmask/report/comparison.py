@@ -11,8 +11,13 @@ from ..evaluation.metrics import interval
 
 _MARKS = "osD^vP*"
 LABELS = {
-    **{"frozen": "frozen + linear probe", "self-mask": "self-mask + linear probe", "mask": "supervised mask"},
-    **{"full": "full fine-tuning", "linear": "linear head, trained", "lora": "LoRA", "bitfit": "BitFit"},
+    "frozen": "frozen + linear probe",
+    "self-mask": "self-mask + linear probe",
+    "mask": "supervised mask",
+    "full": "full fine-tuning",
+    "linear": "linear head, trained",
+    "lora": "LoRA",
+    "bitfit": "BitFit",
 }
 
 

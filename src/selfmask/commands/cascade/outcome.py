@@ -48,9 +48,13 @@ def write_outcome(
     start = time.perf_counter()
     learning = zip([DISPATCHER, *_names(cascade)], [outcome.get("seconds") for outcome in results], strict=True)
     result: dict[str, Any] = {
-        **{"experts": cascade.experts, "images": len(clusters.numbers), "sizes": clusters.sizes},
-        **{"seed": config.seed, "kept": [outcome.get("kept") for outcome in results]},
-        **{"expert_changes": _changes(cascade), "bytes": sizes_of(cascade, folder)},
+        "experts": cascade.experts,
+        "images": len(clusters.numbers),
+        "sizes": clusters.sizes,
+        "seed": config.seed,
+        "kept": [outcome.get("kept") for outcome in results],
+        "expert_changes": _changes(cascade),
+        "bytes": sizes_of(cascade, folder),
         "seconds": {name: seconds for name, seconds in learning if seconds},
     }
     progress(1, len(_MAPS) + 2)

@@ -68,8 +68,13 @@ def fit_cascade(
         raise ConfigError("experts need a process to be trained in", expected="1 or more workers", found=workers)
     with tempfile.TemporaryDirectory() if out is None else nullcontext(str(out)) as place:
         job = Job(
-            *(model, open_images(images), config or CascadeConfig(), Path(place)),
-            *(preprocessing, dict(about or {}), max_bad),
+            model,
+            open_images(images),
+            config or CascadeConfig(),
+            Path(place),
+            preprocessing,
+            dict(about or {}),
+            max_bad,
         )
         with opened(job, dispatcher) as folder, display.stages(*_plan(job)):
             begin(job, dispatcher, display)
@@ -171,9 +176,11 @@ def _plan(job: Job) -> tuple[dict[str, float], list[str]]:
     costs |= {expert_name(k): training for k in range(config.experts)}
     costs |= {_COMBINATIONS: float(images * (config.experts + 1)), _REPORT: float(_PICTURES)}
     has = {
-        **{_DISPATCHER: job.has_mask, _CLUSTERS: (job.folder / ROUTER).exists()},
+        _DISPATCHER: job.has_mask,
+        _CLUSTERS: (job.folder / ROUTER).exists(),
         **{expert_name(k): job.has_expert(k) for k in range(config.experts)},
-        **{_COMBINATIONS: (job.folder / FILE).exists(), _REPORT: (job.folder / RunFile.RESULT).exists()},
+        _COMBINATIONS: (job.folder / FILE).exists(),
+        _REPORT: (job.folder / RunFile.RESULT).exists(),
     }
     return costs, [name for name in costs if has[name]]
 
