@@ -50,7 +50,7 @@ def test_embed_writes_vectors_and_lists_bad_files(tmp_path: Path, weights: Path)
     out = tmp_path / "f.npz"
     result = run("embed", NAME, photos, "--weights", weights, "--out", out)
     assert result.exit_code == 0, result.output
-    assert "20 vectors of 256 numbers" in result.output
+    assert "20 vectors of length 256" in result.output
     with np.load(out) as file:
         assert file["vectors"].shape == (20, 256)
         assert "0004.png" not in file["names"]
@@ -100,7 +100,7 @@ def test_evaluate_with_few_labels_has_intervals(tmp_path: Path, weights: Path) -
     options = ("evaluate", NAME, "--data", data, "--weights", weights, "--protocol", "linear", "--label-fraction", 0.2)
     text = run(*options, "--seeds", 3).output
     assert "±" in text
-    assert "9 labels a seed" in text
+    assert "9 labels per seed" in text
     assert "k-NN" not in text
     result = run(*options, "--uniform", "--label-fraction", 0.04)
     assert isinstance(result.exception, LabelsError)

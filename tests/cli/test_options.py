@@ -76,7 +76,7 @@ def test_help_has_everyday_options_first_and_the_rest_in_panels(monkeypatch: pyt
     assert places == sorted(places)
     assert "fast: 120" in words
     assert "contrast: 0.2" in words
-    assert "K, how many clusters there are. (swav)" in words
+    assert "Number of prototypes, K. (swav)" in words
 
 
 OBJECTIVE = '''

@@ -16,11 +16,11 @@ MAX_EXPERTS = 64  # so that the masks of a hostile file take little more memory 
 class ShapeConfig:
     """The shape of a cascade.
 
-    experts: how many clusters, and a mask for each.
-    router: gmm, a Gaussian mixture with full covariances, or kmeans.
-    components: principal components of the dispatcher's features that the router looks at.
-    scale: whiten gives every feature of the cascade unit variance on the training images, none leaves the variance
-        that it has, eigenvalues divides by that, as the paper's text has it. It can be chosen again for every use.
+    experts: number of clusters, each with an expert mask.
+    router: model that assigns images to experts: gmm (a Gaussian mixture with full covariances) or kmeans.
+    components: number of principal components of the dispatcher's features that the router uses.
+    scale: scaling of the cascade's features: whiten (unit variance on the training images), none, or eigenvalues
+        (division by the variance, as in the paper's text). It can be changed whenever the cascade is used.
     """
 
     experts: int = 5

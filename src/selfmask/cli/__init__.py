@@ -20,16 +20,16 @@ from ..errors import InterruptedRunError, SelfmaskError
 from ..memory import keep_memory
 
 VERBS = {
-    "adapt": "Adapt a backbone to your images, without labels: learn which of its weights to switch off.",
-    "embed": "Turn images into vectors: file names and float32 rows, in one file.",
-    "evaluate": "Measure with labels: accuracy of the frozen backbone, and of the mask, or the cascade, beside it.",
-    "train": "Train with labels: a mask and its head in one small file, or what you would do instead.",
+    "adapt": "Adapt a backbone to unlabelled images by learning which of its weights to switch off.",
+    "embed": "Turn images into vectors: write file names and float32 vectors to one file.",
+    "evaluate": "Measure accuracy on labelled images: of the frozen backbone, and of the mask or cascade.",
+    "train": "Train with labels: a mask and its head in one small file, or a baseline.",
     "compare": "Compare masks with fine-tuning, linear heads, LoRA and BitFit: accuracy against labels and bytes.",
-    "cascade": "One mask for all images, and an expert's for each cluster of them.",
-    "inspect": "Show what a mask file holds: its sizes, the share of weights left on by layer, its base.",
-    "backbones": "List backbones: the length of their vectors, their size, and whether their weights are here.",
-    "demo": "Adapt a small network that has only seen CIFAR-10 to pictures of clothes, and measure what it brought.",
-    "pretrain": "Train the network behind `selfmask/tiny` from random weights, with the loop that adapts masks.",
+    "cascade": "Learn one mask for all images, and an expert mask for each cluster of images.",
+    "inspect": "Show the contents of a mask file: sizes, share of active weights by layer, base.",
+    "backbones": "List backbones: vector length, size, and whether the weights are on this machine.",
+    "demo": "Adapt a small network trained on CIFAR-10 to images of clothes, and measure the gain.",
+    "pretrain": "Train the network behind `selfmask/tiny` from random weights, with the training loop used for masks.",
 }
 """The verbs, with the first sentence of their own help."""
 

@@ -30,8 +30,8 @@ NOTHING_GAINED = 3
 """Exit code of a run that ended well, but found nothing better than the frozen backbone."""
 
 VIEW_SIZES = {
-    "views.size": "the size of a run is --size; here it only gives the proportion of small crops to large ones",
-    "views.small_size": "see views.size; a config file can change the proportion",
+    "views.size": "the size of a run is --size; here it only sets the ratio of small crops to large ones",
+    "views.small_size": "see views.size; a config file can change the ratio",
 }
 VERB = Verb(
     name="adapt",
@@ -50,10 +50,13 @@ def command() -> Callable[..., None]:
 def adapt(
     images: ImagesArgument = None,
     backbone: BackboneOption = None,
-    out: Annotated[Path | None, typer.Option(help="The run folder.", show_default="runs/NAME-OF-IMAGES")] = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder.", show_default="runs/NAME-OF-IMAGES")] = None,
     preset: Annotated[
         str | None,
-        typer.Option(help="fast helps in minutes; the others are the paper's text and its code.", show_default="fast"),
+        typer.Option(
+            help="Settings to start from: fast takes minutes; paper and reference follow the paper's text and code.",
+            show_default="fast",
+        ),
     ] = None,
     resume: ResumeOption = None,
     config: ConfigOption = None,
@@ -63,14 +66,15 @@ def adapt(
     *,
     settings: Given,
 ) -> None:
-    """Adapt a backbone to your images, without labels: learn which of its weights to switch off.
+    """Adapt a backbone to unlabelled images by learning which of its weights to switch off.
 
-    Leaves mask.smn, report.html, result.json and a log in the run folder. Ctrl-C saves; --resume goes on, to the bit.
-    If nothing better than the frozen backbone was found, the mask changes nothing and the exit code is 3.
+    Writes mask.smn, report.html, result.json and a log to the run folder. Ctrl-C saves the run; --resume continues it
+    to a bit-identical result. If nothing better than the frozen backbone was found, the mask leaves all weights on and
+    the exit code is 3.
 
     Examples:  selfmask adapt photos/ --backbone resnet50
     selfmask adapt --resume runs/photos
-    torchrun --nproc-per-node 4 -m selfmask adapt photos/   (the same on four GPUs)
+    torchrun --nproc-per-node 4 -m selfmask adapt photos/   (on four GPUs)
     """
     from ..backbones import load_backbone
     from ..commands.adapt import adapt as run
@@ -108,14 +112,14 @@ def adapt(
 def show(console: Console, folder: Path, result: dict[str, Any]) -> None:
     """The outcome as a small table, and where to look next."""
     table = Table("", "frozen", "adapted", title="Before and after", title_justify="left")
-    for name, label in (("knn", "k-NN accuracy"), ("probe", "probe with 1 % of the labels")):
+    for name, label in (("knn", "k-NN accuracy"), ("probe", "linear probe, 1 % of labels")):
         if f"{name}_after" in result:
             table.add_row(label, *(f"{result[f'{name}_{side}']:.1%}" for side in ("before", "after")))
     if "quality_after" in result:
         table.add_row("quality (without labels)", *(f"{result[f'quality_{side}']:.3f}" for side in ("before", "after")))
     table.add_row("bytes", f"{result['base_bytes']:,}", f"{result['mask_bytes']:,} (the mask)")
     console.print(table)
-    lines = [f"{result['active']:.2%} of the weights stay on; {result['steps']} steps, {result['seconds']:.0f} s"]
+    lines = [f"{result['active']:.2%} of the weights are active; {result['steps']} steps, {result['seconds']:.0f} s"]
     if result.get("kept") == "identity":
         lines.insert(0, "Nothing better than the frozen backbone was found: the mask leaves all weights on.")
     for trouble in result.get("troubles", ()):

@@ -22,26 +22,29 @@ ImagesArgument = Annotated[
 ]
 LabelledArgument = Annotated[
     str | None,
-    typer.Argument(help="Labelled images: a folder with a folder for each class, or the name of a data set."),
+    typer.Argument(help="Labelled images: a folder with a sub-folder for each class, or the name of a data set."),
 ]
 BackboneOption = Annotated[
-    str | None, typer.Option(help="Which backbone; see `selfmask backbones`.", show_default="resnet50")
+    str | None, typer.Option(help="Name of the backbone; see `selfmask backbones`.", show_default="resnet50")
 ]
 ResumeOption = Annotated[
-    Path | None, typer.Option(metavar="RUN", help="Continue the run in this folder, exactly; nothing else is needed.")
+    Path | None, typer.Option(metavar="RUN", help="Continue the run in this folder exactly; no other option is needed.")
 ]
 ConfigOption = Annotated[
     Path | None,
     typer.Option(
-        metavar="FILE", help="Settings, .toml, .yaml or .json; or a run folder, to take its. Options may add to it."
+        metavar="FILE",
+        help="Settings file (.toml, .yaml or .json), or a run folder whose settings to reuse. Options may add to it.",
     ),
 ]
 WeightsOption = Annotated[
-    Path | None, typer.Option(help="A file with the backbone's weights.", rich_help_panel="Running")
+    Path | None, typer.Option(help="File with the backbone's weights.", rich_help_panel="Running")
 ]
 MaxBadOption = Annotated[
     float | None,
-    typer.Option(help="Share of images that may be unreadable.", show_default="0.05", rich_help_panel="Running"),
+    typer.Option(
+        help="Largest share of images that may be unreadable.", show_default="0.05", rich_help_panel="Running"
+    ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
 

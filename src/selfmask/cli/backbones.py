@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 def backbones(
     pattern: Annotated[
-        str | None, typer.Argument(help="Part of a name, or a pattern such as 'vit*dino*'.", show_default=False)
+        str | None, typer.Argument(help="Part of a name, or a glob pattern such as 'vit*dino*'.", show_default=False)
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the list as JSON.")] = False,
 ) -> None:
-    """List backbones: the length of their vectors, their size, and whether their weights are here.
+    """List backbones: vector length, size, and whether the weights are on this machine.
 
-    Without a pattern: some that are well known. Example:  selfmask backbones dinov2
+    Without a pattern, some well-known ones are listed. Example:  selfmask backbones dinov2
     """
     from ..backbones import list_backbones, names
 
@@ -35,9 +35,11 @@ def backbones(
     console = Console()
     console.print(_table(shown))
     if len(matching) > len(shown):
-        console.print(f"the first {len(shown)} of {len(matching):,} that match: a longer pattern shows others")
+        console.print(
+            f"showing the first {len(shown)} of {len(matching):,} matches; use a more specific pattern to see others"
+        )
     elif pattern is None:
-        console.print("any name of timm will do, and open_clip/ARCH:TAG; find them with a pattern:")
+        console.print("any timm model works, and open_clip/ARCH:TAG; search with a pattern:")
         console.print("  selfmask backbones 'vit*dino*'", highlight=False)
         console.print("  selfmask backbones 'open_clip/*'", highlight=False)
 
@@ -45,7 +47,7 @@ def backbones(
 def _table(shown: list[BackboneInfo]) -> Table:
     table = Table(title="backbones", title_justify="left")
     table.add_column("name", no_wrap=True)
-    for title in ("vector", "million weights", "image", "weights here"):
+    for title in ("vector length", "million weights", "image size", "on this machine"):
         table.add_column(title, justify="right")
     for info in shown:
         image = f"{info.size[0]}x{info.size[1]}"

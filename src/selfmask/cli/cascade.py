@@ -64,11 +64,11 @@ class _Cascade(TyperGroup):
         return super().parse_args(ctx, args)
 
 
-Folder = Annotated[Path, typer.Argument(help="The folder of a cascade that was begun.", show_default=False)]
+Folder = Annotated[Path, typer.Argument(help="Folder of a cascade that was started.", show_default=False)]
 Elsewhere = Annotated[
-    str | None, typer.Option("--data", help="Where the images are here.", show_default="as when it was begun")
+    str | None, typer.Option("--data", help="Location of the images on this machine.", show_default="as at the start")
 ]
-Weights = Annotated[Path | None, typer.Option(help="A file with the backbone's weights.")]
+Weights = Annotated[Path | None, typer.Option(help="File with the backbone's weights.")]
 
 
 def command() -> typer.Typer:
@@ -77,8 +77,8 @@ def command() -> typer.Typer:
         add_completion=False,
         no_args_is_help=True,
         rich_markup_mode="rich",
-        help="One mask for all images, and an expert's for each cluster of them.\n\nselfmask cascade DATA does all of "
-        "it; selfmask cascade run --help has its options.",
+        help="Learn one mask for all images, and an expert mask for each cluster of images.\n\nselfmask cascade "
+        "DATA runs all of it; selfmask cascade run --help lists its options.",
     )
     made.command(_RUN)(options.command(VERB, run))
     made.command("expert")(expert)
@@ -90,19 +90,21 @@ def run(
     images: ImagesArgument = None,
     backbone: BackboneOption = None,
     dispatcher: Annotated[
-        Path | None, typer.Option(help="A run folder or a mask file to take, instead of adapting one.")
+        Path | None, typer.Option(help="Run folder or mask file to use as the dispatcher, instead of adapting one.")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Where all of it goes.", show_default="runs/NAME-OF-IMAGES-cascade")
+        Path | None, typer.Option(help="Folder for the cascade.", show_default="runs/NAME-OF-IMAGES-cascade")
     ] = None,
     preset: Annotated[
-        str | None, typer.Option(help="Of all adaptations, as in `selfmask adapt`.", show_default="fast")
+        str | None,
+        typer.Option(help="Settings to start from, for all adaptations, as in `selfmask adapt`.", show_default="fast"),
     ] = None,
     workers: Annotated[
-        int | None, typer.Option(min=1, help="Experts trained at a time, a process each.", show_default="1")
+        int | None,
+        typer.Option(min=1, help="Number of experts to train at once, each in its own process.", show_default="1"),
     ] = None,
     prepare: Annotated[
-        bool, typer.Option("--prepare", help="Stop before the experts, to train them elsewhere.")
+        bool, typer.Option("--prepare", help="Stop before training the experts, so that they can be trained elsewhere.")
     ] = False,
     resume: ResumeOption = None,
     config: ConfigOption = None,
@@ -112,13 +114,14 @@ def run(
     *,
     settings: Given,
 ) -> None:
-    """Adapt a dispatcher, part the images into clusters, train an expert for each, and combine them.
+    """Adapt a dispatcher, divide the images into clusters, train an expert for each, and combine them.
 
-    Leaves cascade.smn, which `embed` and `evaluate` take like a mask, and report.html. Stopped at any moment, the same
-    command goes on where it was, to the same result.
+    Writes cascade.smn, which `embed` and `evaluate` accept like a mask, and report.html. If it is stopped, the same
+    command continues it to the same result.
 
     Examples:  selfmask cascade photos/ --backbone resnet50 --workers 4
-    On many machines:  selfmask cascade photos/ --out DIR --prepare;  selfmask cascade expert DIR --index 0  and so on;
+    On several machines:  selfmask cascade photos/ --out DIR --prepare
+    selfmask cascade expert DIR --index 0   (and so on)
     selfmask cascade finish DIR
     """
     from ..commands.cascade import fit_cascade
@@ -141,7 +144,13 @@ def run(
     if prepare:
         begin(job, first, display)
         lines = [f"selfmask cascade expert {where} --index {k}" for k in job.missing]
-        _say(console, "prepared; now, anywhere, in any order:", *lines, "and then:", f"selfmask cascade finish {where}")
+        _say(
+            console,
+            "prepared; now run these, on any machine and in any order:",
+            *lines,
+            "and then this:",
+            f"selfmask cascade finish {where}",
+        )
         return
     fit_cascade(
         job.model,
@@ -160,11 +169,11 @@ def run(
 
 def expert(
     folder: Folder,
-    index: Annotated[int, typer.Option(help="Which expert, from 0 on.", show_default=False)],
+    index: Annotated[int, typer.Option(help="Number of the expert, from 0.", show_default=False)],
     data: Elsewhere = None,
     weights: Weights = None,
 ) -> None:
-    """Train one expert, and no other; a scheduler can run all of them at once.
+    """Train a single expert; a scheduler can run all of them at once.
 
     Example:  selfmask cascade expert runs/photos-cascade --index 2
     """
@@ -178,12 +187,15 @@ def expert(
     result = train_expert(_begun(folder, data, weights), index, display)
     if not Processes().is_main:
         return
-    kept = {"mask": "better than the dispatcher, without labels", "start": "nothing better than the dispatcher found"}
+    kept = {
+        "mask": "better than the dispatcher, judged without labels",
+        "start": "nothing better than the dispatcher was found",
+    }
     _say(console, f"expert {index}: {kept.get(result.get('kept', ''), 'trained')}, {result['seconds']:.0f} s")
 
 
 def finish(folder: Folder, data: Elsewhere = None, weights: Weights = None, as_json: JsonOption = False) -> None:
-    """Collect the experts into cascade.smn, once all are trained.
+    """Combine the experts into cascade.smn once all of them are trained.
 
     Example:  selfmask cascade finish runs/photos-cascade
     """
@@ -224,19 +236,19 @@ def _show(console: Console, folder: Path, as_json: bool, seconds: float) -> None
     paper = result["bytes"]["paper"]
     titles = {
         "float32": "float32 copies",
-        "paper": "one bit a weight, as in the paper",
-        "masks": "our masks",
+        "paper": "one bit per weight, as in the paper",
+        "masks": "masks, coded",
         "router": "router",
         "conditional": "PCA, conditional",
         "unconditional": "PCA, unconditional",
-        "file": "cascade.smn, all in all",
+        "file": "cascade.smn, total",
     }
-    table = Table("", "bytes", "of the paper's", title="What is stored", title_justify="left")
+    table = Table("", "bytes", "relative to the paper", title="Storage", title_justify="left")
     for name, title in titles.items():
         table.add_row(title, f"{result['bytes'][name]:,}", f"{result['bytes'][name] / paper:.2f}")
     console.print(table)
     improved = [kept == "mask" for kept in result["kept"][1:] if kept is not None]  # None: nothing was measured
-    judged = f"{sum(improved)} of {len(improved)} experts are better than the dispatcher, by the quality without labels"
+    judged = f"{sum(improved)} of {len(improved)} experts are better than the dispatcher, judged without labels"
     _say(
         console,
         f"{result['images']:,} images in clusters of {', '.join(f'{each:,}' for each in result['sizes'])}",

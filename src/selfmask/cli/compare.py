@@ -54,10 +54,13 @@ def compare(
     images: LabelledArgument = None,
     backbone: BackboneOption = None,
     out: Annotated[
-        Path | None, typer.Option(help="Where all runs go.", show_default="runs/NAME-OF-IMAGES-compare")
+        Path | None, typer.Option(help="Folder for all runs.", show_default="runs/NAME-OF-IMAGES-compare")
     ] = None,
     preset: Annotated[
-        str | None, typer.Option(help="fast takes minutes a cell; paper is the paper's.", show_default="fast")
+        str | None,
+        typer.Option(
+            help="Settings to start from: fast takes minutes per run; paper follows the paper.", show_default="fast"
+        ),
     ] = None,
     resume: ResumeOption = None,
     config: ConfigOption = None,
@@ -69,9 +72,9 @@ def compare(
 ) -> None:
     """Compare masks with fine-tuning, linear heads, LoRA and BitFit: accuracy against labels and bytes.
 
-    Stopped at any moment, the same command goes on; more seeds, shares or methods may be added later. Writes
-    compare.json, compare.md and compare.png. Settings are those of all runs; --steps, --epochs and --lr of runs with
-    labels, and --adapt-steps, --adapt-epochs and --adapt-lr of self-mask.
+    If it is stopped, the same command continues it; methods, shares of labels and seeds can be added later. Writes
+    compare.json, compare.md and compare.png. Settings apply to all runs, except that --steps, --epochs and --lr are for
+    runs with labels, and --adapt-steps, --adapt-epochs and --adapt-lr for self-mask.
 
     Example:  selfmask compare birds/ --backbone resnet50 --methods frozen,self-mask,full
     """
@@ -104,7 +107,7 @@ def compare(
     if as_json:
         print(json.dumps(as_dict(comparison), indent=2))
         return
-    table = Table(*head(comparison), title="Accuracy, by share of the labels", title_justify="left")
+    table = Table(*head(comparison), title="Accuracy by share of labels", title_justify="left")
     for row in rows(comparison):
         table.add_row(*row)
     console.print(table)

@@ -13,16 +13,16 @@ BACKBONE, IMAGES = "selfmask/tiny", "selfmask/fashion"
 
 
 def demo(
-    out: Annotated[Path, typer.Option(help="The run folder.")] = Path("runs/demo"),
-    preset: Annotated[str, typer.Option(help="Which settings: fast, paper or reference.")] = "fast",
-    steps: Annotated[int, typer.Option(help="How many steps.")] = 120,
-    seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
+    out: Annotated[Path, typer.Option(help="Run folder.")] = Path("runs/demo"),
+    preset: Annotated[str, typer.Option(help="Settings to start from: fast, paper or reference.")] = "fast",
+    steps: Annotated[int, typer.Option(help="Number of steps.")] = 120,
+    seed: Annotated[int, typer.Option(help="Seed for all randomness.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
 ) -> None:
-    """Adapt a small network that has only seen CIFAR-10 to pictures of clothes, and measure what it brought.
+    """Adapt a small network trained on CIFAR-10 to images of clothes, and measure the gain.
 
-    Takes a few minutes and needs no network and no labels; labels are used to measure only. If it was stopped, it
-    goes on; if it is finished, it shows the result again (remove the folder to start over).
+    Takes a few minutes and needs no internet connection. Labels are used only to measure the result. If it was stopped,
+    it continues; if it is finished, it shows the result again (remove the folder to start over).
     """
     from ..backbones import load_backbone
     from ..commands.adapt import AdaptConfig, adapt

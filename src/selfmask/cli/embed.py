@@ -36,7 +36,8 @@ class Scale(StrEnum):
 UseScale = Annotated[
     Scale | None,
     typer.Option(
-        help="Of a cascade's vectors: unit variance, as it is, or by eigenvalues.", show_default="as it was made"
+        help="Scaling of a cascade's vectors: whiten (unit variance), none, or eigenvalues (division by the variance).",
+        show_default="as stored in the cascade",
     ),
 ]
 
@@ -47,27 +48,32 @@ _SECONDS = 10  # between two lines where there is no terminal to draw a bar on
 def embed(
     what: Annotated[
         str,
-        typer.Argument(help="A run folder, a mask or cascade file (.smn) or a backbone's name.", show_default=False),
+        typer.Argument(
+            help="A run folder, a mask or cascade file (.smn), or the name of a backbone.", show_default=False
+        ),
     ],
     images: Annotated[
         str, typer.Argument(help="A folder, a list file, an .npz file or the name of a data set.", show_default=False)
     ],
-    out: Annotated[Path, typer.Option(help="The file to write: .parquet or .npz.")] = Path("features.npz"),
-    split: Annotated[str, typer.Option(help="Which part of a data set that has several.")] = "train",
+    out: Annotated[Path, typer.Option(help="File to write: .parquet or .npz.")] = Path("features.npz"),
+    split: Annotated[str, typer.Option(help="Split to use, if the data set has several.")] = "train",
     batch_size: Annotated[
-        int | None, typer.Option(min=1, help="Images in one forward pass.", show_default="64; 512 for a cascade")
+        int | None, typer.Option(min=1, help="Number of images per forward pass.", show_default="64; 512 for a cascade")
     ] = None,
     combination: Annotated[
-        Combination, typer.Option(help="Of a cascade: conditional runs two networks an image, unconditional all.")
+        Combination,
+        typer.Option(
+            help="For a cascade: conditional runs the dispatcher and one expert per image, unconditional all experts."
+        ),
     ] = Combination.conditional,
     scale: UseScale = None,
-    backbone: Annotated[str | None, typer.Option(help="What to put the mask on, if its file does not say.")] = None,
-    weights: Annotated[Path | None, typer.Option(help="A file with the backbone's weights.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print what was done as one JSON object.")] = False,
+    backbone: Annotated[str | None, typer.Option(help="Backbone of the mask, if its file does not name it.")] = None,
+    weights: Annotated[Path | None, typer.Option(help="File with the backbone's weights.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a summary as one JSON object.")] = False,
 ) -> None:
-    """Turn images into vectors: file names and float32 rows, in one file.
+    """Turn images into vectors: write file names and float32 vectors to one file.
 
-    Stopped half-way, the same command goes on where it was. Example:  selfmask embed runs/birds photos/ --out birds.npz
+    If it is stopped, the same command continues it. Example:  selfmask embed runs/birds photos/ --out birds.npz
     """
     from ..cascade import Cascade
     from ..commands.opening import load_embedder
@@ -103,7 +109,7 @@ def embed(
         print(json.dumps(summary | {"images_per_second": speed}, indent=2))
         return
     console.print(
-        f"{written.rows:,} vectors of {written.width} numbers in {out} ({speed:,.0f} images/s)",
+        f"{written.rows:,} vectors of length {written.width} written to {out} ({speed:,.0f} images/s)",
         highlight=False,
         markup=False,
         soft_wrap=True,
@@ -120,7 +126,7 @@ def embed(
 def say_scale(cascade: Cascade, say: Callable[[str], None]) -> None:
     """Whitening is good for nearest neighbours, and bad for learning from few labels: nobody should find out late."""
     if cascade.scale != "none":
-        say(f"the cascade's vectors are scaled ({cascade.scale}); to learn from few labels, take --scale none")
+        say(f"the cascade's vectors are scaled ({cascade.scale}); to learn from few labels, use --scale none")
 
 
 def list_bad(out: Path, written: Written) -> Path | None:

@@ -23,37 +23,45 @@ _WORST = 3  # classes named
 def evaluate(
     what: Annotated[
         str,
-        typer.Argument(help="A run folder, a mask or cascade file (.smn) or a backbone's name.", show_default=False),
+        typer.Argument(
+            help="A run folder, a mask or cascade file (.smn), or the name of a backbone.", show_default=False
+        ),
     ],
     data: Annotated[
-        str, typer.Option(help="Labelled images: a folder with a folder for each class, or the name of a data set.")
+        str, typer.Option(help="Labelled images: a folder with a sub-folder for each class, or the name of a data set.")
     ],
     protocol: Annotated[
         str | None,
         typer.Option(
-            help="How to measure: knn, linear, head (what was trained with the mask), or several with commas.",
+            help="Evaluation protocols, separated by commas: knn, linear (probe), head (trained with the mask).",
             show_default="all that apply",
         ),
     ] = None,
-    label_fraction: Annotated[float, typer.Option(help="The share of the training labels to use.")] = 1.0,
+    label_fraction: Annotated[float, typer.Option(help="Share of the training labels to use.")] = 1.0,
     stratified: Annotated[
-        bool, typer.Option("--stratified/--uniform", help="That share of each class, or of all images as they come.")
+        bool,
+        typer.Option("--stratified/--uniform", help="Draw that share from each class, or uniformly from all images."),
     ] = True,
-    seeds: Annotated[int, typer.Option(min=1, help="How many choices of labels, if not all are used.")] = 5,
-    k: Annotated[int, typer.Option(min=1, help="How many neighbours vote in k-NN.")] = 200,
-    temperature: Annotated[float, typer.Option(help="Votes weigh exp(similarity / temperature); DINO: 0.07.")] = 0.1,
-    sweep: Annotated[bool, typer.Option(help="Choose the linear probe's penalty by a fifth of the labels.")] = False,
-    report: Annotated[Path | None, typer.Option(help="Write a page with pictures: FILE.html.")] = None,
-    cache: Annotated[bool, typer.Option(help="Keep features for the next time, and use kept ones.")] = True,
+    seeds: Annotated[int, typer.Option(min=1, help="Number of random choices of labels, if not all are used.")] = 5,
+    k: Annotated[int, typer.Option(min=1, help="Number of neighbours for k-NN.")] = 200,
+    temperature: Annotated[
+        float,
+        typer.Option(help="Temperature of k-NN: votes are weighted by exp(similarity / temperature). DINO used 0.07."),
+    ] = 0.1,
+    sweep: Annotated[
+        bool, typer.Option(help="Choose the linear probe's regularisation on a fifth of the labels.")
+    ] = False,
+    report: Annotated[Path | None, typer.Option(help="Write a report with figures: FILE.html.")] = None,
+    cache: Annotated[bool, typer.Option(help="Cache features, and reuse cached ones.")] = True,
     batch_size: Annotated[
-        int | None, typer.Option(min=1, help="Images in one forward pass.", show_default="64; 512 for a cascade")
+        int | None, typer.Option(min=1, help="Number of images per forward pass.", show_default="64; 512 for a cascade")
     ] = None,
     scale: UseScale = None,
-    backbone: Annotated[str | None, typer.Option(help="What to put the mask on, if its file does not say.")] = None,
-    weights: Annotated[Path | None, typer.Option(help="A file with the backbone's weights.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print all numbers as one JSON object.")] = False,
+    backbone: Annotated[str | None, typer.Option(help="Backbone of the mask, if its file does not name it.")] = None,
+    weights: Annotated[Path | None, typer.Option(help="File with the backbone's weights.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print all results as one JSON object.")] = False,
 ) -> None:
-    """Measure with labels: accuracy of the frozen backbone, and of the mask, or the cascade, beside it.
+    """Measure accuracy on labelled images: of the frozen backbone, and of the mask or cascade.
 
     Example:  selfmask evaluate runs/birds --data labelled-birds/ --report birds.html
     """
@@ -75,7 +83,7 @@ def evaluate(
     protocols_of(protocol or "knn")  # a wrong name is said before the work
     train, test, divided = open_split(data)
     if not divided:
-        say("not divided into train and test: a fifth of each class, always the same, tests the rest")
+        say("the data has no train and test splits: a fixed fifth of each class is held out for testing")
     embedder = load_embedder(what, backbone=backbone, weights=weights)
     if isinstance(cascade := embedder.model, Cascade):
         cascade.scale = cascade.scale if scale is None else scale.value
@@ -107,15 +115,15 @@ def evaluate(
         from ..report.evaluation import write_evaluation  # here, because matplotlib takes its time
 
         write_evaluation(report, evaluation, data)
-        say(f"pictures: {report}")
+        say(f"report: {report}")
 
 
 def _notes(evaluation: Evaluation) -> Iterator[str]:
     settings = evaluation.settings
     if evaluation.left_out:
-        yield f"{evaluation.left_out:,} images could not be read and are left out"
+        yield f"{evaluation.left_out:,} images could not be read and were left out"
     if "knn" in evaluation.results and evaluation.labelled_images < settings.k:
-        yield f"k = {settings.k} is more than there are labelled images: using {evaluation.labelled_images}"
+        yield f"k = {settings.k} exceeds the number of labelled images: using {evaluation.labelled_images}"
 
 
 def _show(console: Console, evaluation: Evaluation) -> None:
@@ -137,10 +145,12 @@ def _show(console: Console, evaluation: Evaluation) -> None:
             table.add_row(*cells, escape(_worst(found)))
     console.print(table)
     settings = evaluation.settings
-    share = "all labels" if settings.label_fraction == 1 else f"{evaluation.labelled_images:,} labels a seed"
-    over = f"; ± is the 95 % interval over {evaluation.seeds} choices of labels" if evaluation.seeds > 1 else ""
+    share = "all labels" if settings.label_fraction == 1 else f"{evaluation.labelled_images:,} labels per seed"
+    over = (
+        f"; ± is the 95 % confidence interval over {evaluation.seeds} choices of labels" if evaluation.seeds > 1 else ""
+    )
     console.print(
-        f"{evaluation.test_images:,} test images by {evaluation.train_images:,} training images of "
+        f"{evaluation.test_images:,} test images, {evaluation.train_images:,} training images, "
         f"{len(evaluation.classes)} classes, {share}{over}",
         highlight=False,
     )

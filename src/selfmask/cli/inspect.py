@@ -25,9 +25,9 @@ def inspect(
     file: Annotated[Path, typer.Argument(help="A mask or cascade file (.smn).", show_default=False)],
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as one JSON object.")] = False,
 ) -> None:
-    """Show what a mask file holds: its sizes, the share of weights left on by layer, its base.
+    """Show the contents of a mask file: sizes, share of active weights by layer, base.
 
-    The file is checked for damage on the way. Example:  selfmask inspect birds.smn
+    The file is also checked for damage. Example:  selfmask inspect birds.smn
     """
     from ..cascade.file import inspect_cascade, is_cascade
     from ..maskfile import inspect_mask_file, open_container
@@ -64,18 +64,18 @@ def summarise(manifest: Manifest, parts: dict[str, int]) -> dict[str, Any]:
 
 def _show(console: Console, file: Path, manifest: Manifest, summary: dict[str, Any]) -> None:
     size = summary["bytes"]
-    sizes = Table("what", "bytes", "of float32", title=escape(str(file)), title_justify="left")
+    sizes = Table("", "bytes", "relative to float32", title=escape(str(file)), title_justify="left")
     for what, number in (
         ("float32 copy of the masked weights", size["float32"]),
-        ("1 bit a weight", size["one_bit"]),
-        ("coded masks in this file", size["masks"]),
+        ("1 bit per weight", size["one_bit"]),
+        ("masks in this file, coded", size["masks"]),
         ("batch-norm statistics", size["norm"]),
         ("head", size["head"]),
-        ("this file, all in all", size["file"]),
+        ("this file, total", size["file"]),
     ):
         sizes.add_row(what, f"{number:,}", f"{number / max(size['float32'], 1):.2%}")
     console.print(sizes)
-    layers = Table("layer", "weights", "on", "", "codec", title="share of weights left on", title_justify="left")
+    layers = Table("layer", "weights", "active", "", "codec", title="share of active weights", title_justify="left")
     for name, entry in manifest.masks.items():
         share = entry.active / entry.bits if entry.bits else 1.0
         filled = round(_BAR * share)
@@ -83,14 +83,14 @@ def _show(console: Console, file: Path, manifest: Manifest, summary: dict[str, A
         layers.add_row(escape(name), f"{entry.bits:,}", f"{share:.2%}", bar, entry.codec)
     console.print(layers)
     facts = Table.grid(padding=(0, 2))
-    prepared = "not known"
+    prepared = "unknown"
     if (known := manifest.preprocessing) is not None:
         height, width = known.size
         prepared = f"{height}x{width} {known.interpolation}, mean {known.mean}, std {known.std}"
     settings = {key: value for key, value in manifest.config.items() if value not in ((), [], None)}
     for key, value in {
-        "on in all": f"{summary['active_share']:.3%} of {summary['bits']:,}",
-        "base": f"{manifest.base_name or 'not named'}, fingerprint {manifest.fingerprint[:16]}",
+        "active, total": f"{summary['active_share']:.3%} of {summary['bits']:,}",
+        "base": f"{manifest.base_name or 'unnamed'}, fingerprint {manifest.fingerprint[:16]}",
         "preprocessing": prepared,
         "settings": ", ".join(f"{key}={value}" for key, value in settings.items()),
         "relative to": manifest.relative_to and f"mask {manifest.relative_to[:16]}",
@@ -113,15 +113,15 @@ def _show_cascade(file: Path, about: CascadeAbout, as_json: bool) -> None:
         print(json.dumps(summary, indent=2))
         return
     console = Console()
-    table = Table("what", "bytes", "of 1 bit a weight", title=escape(str(file)), title_justify="left")
-    titles = {"conditional": "PCA, conditional", "unconditional": "PCA, unconditional", "file": "this file, all in all"}
+    table = Table("", "bytes", "relative to 1 bit per weight", title=escape(str(file)), title_justify="left")
+    titles = {"conditional": "PCA, conditional", "unconditional": "PCA, unconditional", "file": "this file, total"}
     rows = {titles.get(name, name.replace(".", " ")): size for name, size in about.parts.items() if name != "file"}
-    for what, size in {"1 bit a weight, all masks": bits, **rows, titles["file"]: about.parts["file"]}.items():
+    for what, size in {"1 bit per weight, all masks": bits, **rows, titles["file"]: about.parts["file"]}.items():
         table.add_row(what, f"{size:,}", f"{size / max(bits, 1):.2%}")
     console.print(table)
     settings = ", ".join(f"{key}={value}" for key, value in about.settings.items())
     console.print(
-        f"{about.experts} experts of {about.width} features on {manifest.base_name or 'a base that is not named'}, "
+        f"{about.experts} experts with {about.width} features on {manifest.base_name or 'an unnamed base'}, "
         f"fingerprint {manifest.fingerprint[:16]}\n{settings}; written by {about.creator}",
         highlight=False,
         markup=False,

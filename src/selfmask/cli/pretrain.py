@@ -36,16 +36,16 @@ def command() -> Callable[..., None]:
 
 def pretrain(
     images: ImagesArgument = None,
-    out: Annotated[Path | None, typer.Option(help="The run folder.", show_default="runs/NAME-OF-IMAGES-tiny")] = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder.", show_default="runs/NAME-OF-IMAGES-tiny")] = None,
     resume: ResumeOption = None,
     config: ConfigOption = None,
     max_bad: MaxBadOption = None,
     *,
     settings: Given,
 ) -> None:
-    """Train the network behind `selfmask/tiny` from random weights, with the loop that adapts masks.
+    """Train the network behind `selfmask/tiny` from random weights, with the training loop used for masks.
 
-    The file it writes, tiny.safetensors, can be used with: --backbone selfmask/tiny --weights FILE.
+    Use the file it writes, tiny.safetensors, with --backbone selfmask/tiny --weights FILE.
     """
     from ..commands.pretrain import pretrain as run
     from .display import ConsoleDisplay
@@ -62,4 +62,4 @@ def pretrain(
         max_bad=asked.names.max_bad,
         display=ConsoleDisplay(console),
     )
-    console.print(f"weights in {file} ({file.stat().st_size:,} bytes)", highlight=False, markup=False, soft_wrap=True)
+    console.print(f"weights: {file} ({file.stat().st_size:,} bytes)", highlight=False, markup=False, soft_wrap=True)

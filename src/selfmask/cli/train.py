@@ -60,15 +60,18 @@ def command() -> Callable[..., None]:
 def train(
     images: LabelledArgument = None,
     backbone: BackboneOption = None,
-    out: Annotated[Path | None, typer.Option(help="The run folder.", show_default="runs/NAME-METHOD")] = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder.", show_default="runs/NAME-METHOD")] = None,
     preset: Annotated[
-        str | None, typer.Option(help="fast takes minutes; paper is the paper's.", show_default="fast")
+        str | None,
+        typer.Option(help="Settings to start from: fast takes minutes; paper follows the paper.", show_default="fast"),
     ] = None,
     classes: Annotated[
-        Path | None, typer.Option(help="Names for clip-text, one a line in the order of the class folders.")
+        Path | None,
+        typer.Option(help="File of class names for clip-text, one per line, in the order of the class folders."),
     ] = None,
     template: Annotated[
-        list[str] | None, typer.Option(help="A prompt for clip-text, with {label}; may be given several times.")
+        list[str] | None,
+        typer.Option(help="Prompt template for clip-text, with {label} for the class name; may be repeated."),
     ] = None,
     resume: ResumeOption = None,
     config: ConfigOption = None,
@@ -78,10 +81,10 @@ def train(
     *,
     settings: Given,
 ) -> None:
-    """Train with labels: a mask and its head in one small file, or what you would do instead.
+    """Train with labels: a mask and its head in one small file, or a baseline.
 
-    Test images (a folder test/, or a fifth of each class) are only measured with: before, and after. For other methods
-    than a mask, the run folder has tuned.safetensors with the tensors that changed.
+    Test images (a folder test/, or a fifth of each class) are used only to measure accuracy, before and after training.
+    For methods other than a mask, tuned.safetensors in the run folder holds the tensors that changed.
 
     Examples:  selfmask train birds/ --backbone resnet50 --label-fraction 0.05
     selfmask train birds/ --backbone open_clip/ViT-B-32 --head clip-text
@@ -106,7 +109,7 @@ def train(
     chosen: TrainConfig = asked.config
     names = asked.names
     if chosen.head != _CLIP and (names.class_names or names.templates):
-        raise ConfigError("class names and templates are for CLIP's texts", todo="add --head clip-text")
+        raise ConfigError("class names and prompt templates need a CLIP text head", todo="add --head clip-text")
     is_main = Processes().is_main
     console = Console(stderr=as_json)
     labelled, test = open_labelled(asked.images)
@@ -142,7 +145,7 @@ def _text_head(backbone: str, weights: Path | None, own: list[str], names: Train
     said = own if names.class_names is None else list(names.class_names)
     if len(said) != len(own):
         raise LabelsError(
-            "the list of names does not name the classes of these images",
+            "the number of class names does not match the classes of these images",
             expected=f"{len(own)} names, for {', '.join(own[:5])}" + (", ..." if len(own) > 5 else ""),
             found=len(said),
         )
@@ -161,6 +164,6 @@ def show(console: Console, folder: Path, result: dict[str, Any]) -> None:
     file = RunFile.MASK if result["method"] == "mask" else RunFile.TUNED
     lines = [f"{result['labels']:,} labels, {result['steps']} steps, {result['seconds']:.0f} s"]
     if "active" in result:
-        lines[0] = f"{result['active']:.2%} of the weights stay on; {lines[0]}"
+        lines[0] = f"{result['active']:.2%} of the weights are active; {lines[0]}"
     lines += [f"file:   {folder}/{file}", f"report: {folder}/report.html"]
     console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)

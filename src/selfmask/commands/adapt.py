@@ -42,16 +42,17 @@ _PAPER_STEPS = 117_188  # 150 epochs of 50,000 images in batches of 64
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AdaptConfig(RunConfig):
-    """Everything that decides what an adaptation learns; `preset` gives good ones.
+    """All settings of an adaptation; `AdaptConfig.preset` returns tested ones.
 
-    lr: learning rate of the scores; with `per_tensor`, how far all layers together move in the whole run.
-    heads_first: share of the run in which the heads learn alone.
-    objective: what is learned.
-    views: what is made of an image, by default what suits the objective; its `size` only gives the proportion of small
-        crops to large ones.
-    gate: hold some images out, measure on them whether the representation gets better, and keep the best point, or the
-        frozen backbone: the mask is then the identity.
-    quality_every: steps between two measurements of the gate.
+    lr: learning rate of the scores; with `per_tensor`, the distance that the scores of all layers together travel over
+        the run.
+    heads_first: share of the run, at the start, in which only the heads are trained.
+    objective: training objective.
+    views: augmented views of each image; by default those that suit the objective. Here `size` only sets the ratio of
+        small crops to large ones.
+    gate: measure on held-out images whether the representation improves, and keep the best point; if nothing is better
+        than the frozen backbone, the mask leaves all weights on.
+    quality_every: number of steps between measurements of quality on the held-out images.
     """
 
     lr: float = 50.0

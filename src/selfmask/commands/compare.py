@@ -42,13 +42,14 @@ _A_PROBE = 10  # what a cell without training costs, in steps: only the estimate
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CompareConfig:
-    """What is compared.
+    """All settings of a comparison.
 
-    methods: "frozen" and "self-mask" are probed linearly, with the labels of the cell; all others are trained on them.
-    label_fractions: each method is run with each of these shares of the labels.
-    seeds: and with so many seeds, which decide which labels.
-    train: of the runs with labels; method, share of the labels and seed are those of the cell.
-    adapt: of self-mask; the seed is that of the cell.
+    methods: methods to compare. A linear probe with the labels evaluates frozen and self-mask; all others train on the
+        labels.
+    label_fractions: shares of the training labels to use; every method runs with each of them.
+    seeds: number of seeds; every method runs with each of them. The seed decides which labels are used.
+    train: settings of the runs with labels; the comparison sets method, share of labels and seed.
+    adapt: settings of self-mask; the comparison sets the seed.
     """
 
     methods: Sequence[CompareMethod] = get_args(CompareMethod)

@@ -38,11 +38,11 @@ _LABELLED_VIEWS = ViewsConfig(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PretrainConfig(RunConfig):
-    """How a network is trained from random weights.
+    """Settings for training a network from random weights.
 
-    labels: learn from labels instead of from views alone.
+    labels: train with labels (cross-entropy) instead of without (SwAV).
     lr: learning rate of all weights.
-    weight_decay: of all weights; by default 5e-4 with labels, 1e-4 without.
+    weight_decay: weight decay of all weights; by default 5e-4 with labels, 1e-4 without.
     """
 
     labels: bool = False

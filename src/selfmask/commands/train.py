@@ -44,18 +44,19 @@ ONE_VIEW = ViewsConfig(large=1, small=0, blur_p=0.0)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainConfig(RunConfig):
-    """Everything that decides what a supervised run learns; `preset` gives good ones.
+    """All settings of training with labels; `TrainConfig.preset` returns tested ones.
 
-    method: what learns: mask (scores of weights), full (all weights), linear (the head alone), lora (low-rank matrices
-        beside the weights that a mask would select) or bitfit (biases and norm layers).
-    head: linear (trained), masked (a frozen random one with a mask) or clip-text (CLIP's, from class names).
-    head_start: where a linear head begins: probe (the linear probe of the frozen backbone) or random.
-    label_fraction: which share of the training labels is used.
-    stratified: take that share of every class alike, not of all images at random.
-    lr: learning rate of what the method trains, by default one for each method. For masks with `per_tensor` it is the
-        distance that scores travel in the whole run.
-    rank: of the matrices of lora.
-    views: what is made of a training image; its `size` is that of the run.
+    method: what to train: mask (scores of the weights), full (all weights), linear (only the head), lora (low-rank
+        matrices added to the weights that a mask would select) or bitfit (biases and norm layers).
+    head: type of head: linear (trained), masked (random, frozen, with a mask of its own) or clip-text (CLIP's text
+        embeddings of the class names).
+    head_start: initialisation of a linear head: probe (a linear probe of the frozen backbone) or random.
+    label_fraction: share of the training labels to use.
+    stratified: draw the same share of labels from every class, instead of drawing uniformly from all images.
+    lr: learning rate of what the method trains; the default depends on the method. For a mask with `per_tensor`, the
+        distance that the scores of all layers together travel over the run.
+    rank: rank of the LoRA matrices.
+    views: augmented views of each training image; `size` is that of the run.
     """
 
     method: MethodName = "mask"

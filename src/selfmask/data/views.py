@@ -40,21 +40,21 @@ _NUMBERS = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ViewsConfig:
-    """Which views are made of an image; the defaults are those of SwAV, and of the paper.
+    """Augmented views of an image; the defaults are those of SwAV and of the paper.
 
-    size: of a large crop, in pixels.
-    small_size: of a small one; by default 96/224 of a large one, rounded up to a multiple of 8.
-    large: how many large crops of each image.
-    small: how many small ones.
-    large_scale: the share of the image's area that a large crop covers, from and to.
-    small_scale: the same of a small one.
-    jitter: strength of brightness, contrast, saturation and hue.
-    jitter_p: how often colours are jittered, from 0 to 1.
-    grey_p: how often a crop becomes grey.
-    blur_p: how often it is blurred.
-    solarise_p: how often it is solarised.
-    flip_p: how often it is mirrored.
-    blur_sigma: range of the Gaussian's standard deviation when `size` is 224; it is scaled with `size`.
+    size: height and width of a large crop, in pixels.
+    small_size: height and width of a small crop; by default 96/224 of a large one, rounded up to a multiple of 8.
+    large: number of large crops per image.
+    small: number of small crops per image.
+    large_scale: range of the share of the image's area that a large crop covers.
+    small_scale: range of the share of the image's area that a small crop covers.
+    jitter: strength of colour jitter: brightness, contrast, saturation, hue.
+    jitter_p: probability of colour jitter.
+    grey_p: probability of conversion to greyscale.
+    blur_p: probability of Gaussian blur.
+    solarise_p: probability of solarisation.
+    flip_p: probability of a horizontal flip.
+    blur_sigma: range of the blur's standard deviation at `size` 224; it scales with `size`.
     """
 
     size: int = REFERENCE_SIZE

@@ -16,24 +16,27 @@ NormPolicy = Literal["adapt", "frozen", "recalibrate", "anchored"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MaskConfig:
-    """How scores become masks, and which weights carry a score.
+    """Which weights carry a score, and how scores become a mask.
 
-    rule: how scores become a mask: "threshold" (m = [s > mu], the paper), "topk" (the `active_share` highest scores of
-        each tensor) or "progressive_topk" (top-k whose share falls from 1 to `active_share` as training progresses).
-    mu: threshold of the scores; the paper proves that one learning rate subsumes it, and `s0`.
-    s0: start of the scores.
-    active_share: share of weights that stay on under the top-k rules.
-    score_init: how scores start: "constant" (s0) or "kaiming"; by default constant, and Kaiming for plain top-k.
-    select: which parameters: "auto", "paper-resnet", "paper-vit", "all", "stages:A-B" (0 is the stem) or glob
-        patterns of names.
-    exclude: glob patterns of parameter names to leave alone.
-    fraction: only this share of each tensor's weights carries a score; the others stay on and cost no storage.
-    fraction_by: that share is chosen at random (by the seed of the mask) or by largest magnitude.
-    seed: of the random choice and of the Kaiming start.
-    detach_alpha: leave alpha out of the gradient; by default it is the total derivative dL/dM.
-    norm: what happens to batch-norm statistics: "adapt" (they move in train mode), "frozen",
-        "recalibrate" (as adapt, then re-estimated at the end by `MaskedModel.recalibrate`), or "anchored" (they follow
-        what the mask does but not what the images are like; see `MaskedModel.anchor`).
+    rule: how scores become a mask: threshold (m = [s > mu], as in the paper), topk (the `active_share` highest scores
+        of each tensor) or progressive_topk (top-k with a share that falls from 1 to `active_share` during training).
+    mu: threshold of the scores. The paper proves that tuning the learning rate makes tuning this and `s0` unnecessary.
+    s0: initial value of the scores.
+    active_share: share of active weights under the top-k rules.
+    score_init: initialisation of the scores: constant (`s0`) or kaiming; by default kaiming for topk, otherwise
+        constant.
+    select: parameters to mask: auto, paper-resnet, paper-vit, all, stages:A-B (0 is the stem), or glob patterns of
+        parameter names.
+    exclude: glob patterns of parameter names to leave unmasked.
+    fraction: share of each tensor's weights that carry a score; the others stay active and take no storage.
+    fraction_by: how the weights that carry a score are chosen if `fraction` is below 1: random (by the mask's seed) or
+        magnitude (the largest).
+    seed: seed for the random choice of weights and for Kaiming initialisation.
+    detach_alpha: ignore the rescaling factor alpha in the gradient; by default the gradient is the total derivative
+        dL/dM.
+    norm: handling of batch-norm statistics: adapt (updated in train mode), frozen, recalibrate (as adapt, then
+        re-estimated at the end by `MaskedModel.recalibrate`) or anchored (they follow the effect of the mask but not
+        the shift in images; see `MaskedModel.anchor`).
     """
 
     rule: str = dataclasses.field(default="threshold", metadata={"choices": RULES})

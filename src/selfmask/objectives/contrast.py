@@ -32,9 +32,9 @@ from .swav import is_number, rank, run_by_size, world
 class ContrastConfig(ObjectiveConfig):
     """The settings of contrast.
 
-    temperature: of the prediction's softmax.
-    kinship: how much of the target is the images that are like an image, and not the image itself.
-    kin_temperature: of what is like an image; lower means fewer, closer ones.
+    temperature: temperature of the softmax of the prediction.
+    kinship: share of the target that is distributed over similar images rather than given to the image itself.
+    kin_temperature: temperature of the similarities behind `kinship`; lower values select fewer, closer images.
     """
 
     name = "contrast"

@@ -36,20 +36,21 @@ from .swav import is_number, run_by_size, world
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DINOConfig(ObjectiveConfig):
-    """The settings of DINO; the defaults are those of the paper and its code, but for a smaller head.
+    """The settings of DINO; the defaults are those of the paper and its code, except for a smaller head.
 
-    hidden, bottleneck: sizes of the projection head: three layers, then a unit vector, then the outputs. The paper's
-        hidden layers had 2,048 units, for images by the million.
-    out_dim: K, how many outputs there are. The paper's 65,536 are for images by the million, too; a mean over batches
-        of 64 images, as the centre is, cannot know so many.
-    temperature: of the student's softmax.
-    teacher_temperature: of the teacher's softmax, after its warm-up; lower means sharper targets.
-    teacher_temperature_start: the same, at the start.
-    teacher_warmup: share of the run in which it goes from the one to the other (30 epochs of 100).
-    teacher_momentum: of the teacher's running mean at the start; it rises to 1 by a cosine over the run. A run of a few
-        hundred steps wants less than the paper's, or its teacher hardly moves.
-    centre_momentum: of the running mean of the teacher's outputs; 1 leaves them as they are.
-    freeze_last_layer: share of the run in which the last layer of the head stays as it is (1 epoch of 100).
+    hidden: width of the hidden layers of the projection head. The paper used 2,048, for millions of images.
+    bottleneck: width of the unit vector before the last layer of the projection head.
+    out_dim: number of outputs, K. The paper used 65,536, for millions of images; a centre averaged over batches of 64
+        images cannot estimate that many.
+    temperature: temperature of the student's softmax.
+    teacher_temperature: temperature of the teacher's softmax after its warm-up; lower values give sharper targets.
+    teacher_temperature_start: temperature of the teacher's softmax at the start.
+    teacher_warmup: share of the run in which the teacher's temperature changes from its start to its final value (30
+        epochs of 100).
+    teacher_momentum: momentum of the teacher's running mean at the start; it rises to 1 along a cosine. Runs of a few
+        hundred steps need less than the paper's value, or the teacher hardly moves.
+    centre_momentum: momentum of the running mean that centres the teacher's outputs; 1 disables centring.
+    freeze_last_layer: share of the run, at the start, in which the last layer of the head is frozen (1 epoch of 100).
     """
 
     name = "dino"

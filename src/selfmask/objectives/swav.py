@@ -29,16 +29,17 @@ from .base import Context, Health, Number, Objective, ObjectiveConfig, register
 class SwAVConfig(ObjectiveConfig):
     """The settings of SwAV; the defaults are those of the paper and its code.
 
-    projection: dimensions that features are projected to.
-    prototypes: K, how many clusters there are.
-    temperature: of the prediction's softmax.
-    epsilon: of Sinkhorn; a smaller one makes assignments sharper.
-    iterations: of Sinkhorn.
-    queue_length: how many earlier projections take part in an assignment, 0 for none. Small batches need them: K
-        prototypes cannot share out fewer images than K. Best a multiple of the batch over all processes.
-    queue_start: share of the run after which the queue begins to fill (epoch 30 of 150); it is used once it is full.
-    freeze_prototypes: share of the run in which the prototypes stay as they are. The paper's code froze them for
-        5,005 steps; its runs had 117,188 steps (150 epochs of 50,000 images in batches of 64), hence 0.0427.
+    projection: dimension of the projected features.
+    prototypes: number of prototypes, K.
+    temperature: temperature of the softmax of the prediction.
+    epsilon: regularisation of Sinkhorn; smaller values give sharper assignments.
+    iterations: number of Sinkhorn iterations.
+    queue_length: number of earlier projections that take part in an assignment, 0 for none. Small batches need them:
+        fewer than K images cannot be divided equally among K prototypes. Best a multiple of the batch size over all
+        processes.
+    queue_start: share of the run after which the queue starts to fill (epoch 30 of 150); it is used once it is full.
+    freeze_prototypes: share of the run, at the start, in which the prototypes are frozen. The paper's code froze them
+        for 5,005 of 117,188 steps (150 epochs of 50,000 images in batches of 64), hence 0.0427.
     """
 
     name = "swav"

@@ -18,19 +18,20 @@ ASIDE = ("log_every", "checkpoint_every", "track", "workers")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LoopConfig:
-    """How the training loop runs, whatever it trains.
+    """Settings of the training loop, whatever it trains.
 
-    momentum: of SGD.
+    momentum: momentum of SGD.
     warmup: share of the run in which learning rates rise linearly; they then follow a cosine to 0.
-    accumulate: parts that each batch is cut into, to need less memory; gradients are added up. To SwAV every part is a
-        batch of its own: it assigns within it.
-    precision: of the computation; auto is bfloat16 where a GPU has it, else float32.
-    compile: run the model through torch.compile.
-    sync_norm: with several processes, batch norm over all their batches and not each one's own.
-    workers: processes that make views ahead; by default none on a CPU, which training keeps busy, else up to 8.
-    seed: of everything random.
-    log_every: steps between two lines of the log.
-    checkpoint_every: steps between two checkpoints; one is also written on Ctrl-C.
+    accumulate: number of micro-batches that each batch is divided into, to save memory; their gradients are
+        accumulated. SwAV assigns prototypes within each micro-batch, as if it were a batch of its own.
+    precision: precision of the computation; auto means bfloat16 if the GPU supports it, otherwise float32.
+    compile: compile the model with torch.compile.
+    sync_norm: with several processes, compute batch-norm statistics over all of them instead of per process.
+    workers: number of processes that prepare views in advance; by default 0 on a CPU, where training uses all cores,
+        otherwise up to 8.
+    seed: seed for all randomness.
+    log_every: number of steps between log lines.
+    checkpoint_every: number of steps between checkpoints; one is also saved on Ctrl-C.
     """
 
     momentum: float = 0.9
@@ -58,21 +59,21 @@ class LoopConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunConfig(LoopConfig):
-    """What every run has, besides how the loop runs.
+    """Settings that every run has, besides those of the training loop.
 
-    steps: how many optimizer steps.
-    epochs: or: how often every image is seen. With neither, 150 epochs as in the paper.
-    batch_size: images in a step, over all processes.
-    size: pixels a side, of large views and of evaluated images; by default the backbone's own.
-    lr: learning rate of what learns: of the scores of a mask, with `per_tensor` the distance that all of them together
-        travel in the whole run.
-    head_lr: learning rate of the heads: projector, prototypes, a linear classifier.
-    weight_decay: of heads and full weights; scores never decay.
-    per_tensor: a score's gradient counts in units of its tensor's usual one, and `lr` is shared out among layers and
-        steps, so that one setting fits every backbone and every length. (From the start of a score to its threshold it
-        is a distance of 1.)
+    steps: number of optimizer steps.
+    epochs: number of passes over the images, instead of `steps`. If neither is given, 150 as in the paper.
+    batch_size: number of images per step, over all processes.
+    size: height and width in pixels of large views and of evaluated images; by default the backbone's input size.
+    lr: learning rate of the trained parameters; for the scores of a mask with `per_tensor`, the distance that the
+        scores of all layers together travel over the run.
+    head_lr: learning rate of the heads: projector, prototypes, linear classifier.
+    weight_decay: weight decay of heads and of fully trained weights; scores never decay.
+    per_tensor: divide the gradient of each score tensor by its own recent root mean square, and distribute `lr` over
+        layers and steps, so that one value fits every backbone and every length of run. (By default, a score starts at
+        a distance of 1 from its threshold.)
     mask: which weights carry a score, and how scores become a mask.
-    track: where the log goes besides log.jsonl: tensorboard, wandb, mlflow (the last two by extra).
+    track: where to log, besides log.jsonl: tensorboard, wandb, mlflow (the last two need the extra `track`).
     """
 
     steps: int | None = None

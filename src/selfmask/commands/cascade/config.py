@@ -13,9 +13,9 @@ from ..adapt import AdaptConfig
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CascadeConfig(ShapeConfig):
-    """What decides what a cascade learns.
+    """All settings of a cascade; `CascadeConfig.preset` returns tested ones.
 
-    adapt: of the dispatcher, and of every expert: they take as many steps as the dispatcher.
+    adapt: settings of the dispatcher and of every expert; each expert takes as many steps as the dispatcher.
     """
 
     adapt: AdaptConfig = dataclasses.field(default_factory=lambda: AdaptConfig.preset("fast"))
