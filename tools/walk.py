@@ -1,6 +1,6 @@
 """The walk of `selfmask adapt`: the files of ours that a short run passes through, and the hops from one to another.
 
-    python tools/walk.py [--all]
+python tools/walk.py [--all]
 """
 
 from __future__ import annotations
