@@ -23,8 +23,9 @@ ROOT = Path(__file__).parents[1]
 os.environ["OMP_NUM_THREADS"] = "1"
 torch.set_num_threads(1)
 
-# Processes that tests start see the sources that are tested, and the tests.
-os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH")]))
+# Processes that tests start see what this one sees: the sources that are tested, and the tests.
+_PATHS = [os.environ.get("PYTHONPATH"), str(ROOT / "src"), str(ROOT)]
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, _PATHS))
 
 hypothesis.settings.register_profile("fixed", derandomize=True, deadline=None)
 hypothesis.settings.load_profile("fixed")
