@@ -1,5 +1,6 @@
 """Settings for all tests: what they draw is fixed, their order is shuffled, and Ctrl-C is heard."""
 
+import gc
 import os
 import random
 import signal
@@ -40,6 +41,15 @@ def seed_everything() -> None:
 def pytest_configure(config: pytest.Config) -> None:
     # pytest-randomly shuffles; were it to seed as well, every run would draw other numbers.
     config.option.randomly_reset_seed = False
+
+
+def pytest_collection_finish() -> None:
+    # Millions of objects that imports made live as long as the process: no collection needs to look at them again.
+    gc.freeze()
+
+
+def pytest_sessionfinish() -> None:
+    gc.unfreeze()
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:

@@ -1,4 +1,4 @@
-"""The command line as a user meets it: in processes of its own."""
+"""The command line as a user meets it."""
 
 import json
 import subprocess
@@ -11,11 +11,7 @@ from torch import nn
 
 from selfmask import MaskConfig, get_masked_model
 
-SELFMASK = [str(Path(sys.executable).with_name("selfmask"))]
-
-
-def run(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*SELFMASK, *arguments], capture_output=True, text=True, cwd=cwd)
+from .inside import selfmask
 
 
 @pytest.fixture
@@ -28,7 +24,7 @@ def mask_file(tmp_path: Path) -> Path:
 
 
 def test_inspect_shows_sizes_layers_and_notes(mask_file: Path) -> None:
-    result = run("inspect", str(mask_file))
+    result = selfmask("inspect", str(mask_file))
     assert result.returncode == 0, result.stderr
     assert "75.00%" in result.stdout
     assert f"{mask_file.stat().st_size:,}" in result.stdout
@@ -36,7 +32,7 @@ def test_inspect_shows_sizes_layers_and_notes(mask_file: Path) -> None:
 
 
 def test_inspect_json_adds_up(mask_file: Path) -> None:
-    found = json.loads(run("inspect", str(mask_file), "--json").stdout)
+    found = json.loads(selfmask("inspect", str(mask_file), "--json").stdout)
     sizes = found["bytes"]
     assert sizes["file"] == mask_file.stat().st_size
     assert sizes["file"] == sizes["masks"] + sizes["norm"] + sizes["head"] + sizes["words"]
@@ -50,7 +46,7 @@ def test_inspect_of_anything_else_is_an_error_with_advice(tmp_path: Path, conten
     path = tmp_path / "x.smn"
     if content is not None:
         path.write_bytes(content)
-    result = run("inspect", str(path))
+    result = selfmask("inspect", str(path))
     assert result.returncode == 2
     assert "error:" in result.stderr
     assert "do:" in result.stderr
@@ -61,13 +57,13 @@ def test_damage_is_seen_without_the_base(mask_file: Path) -> None:
     data = bytearray(mask_file.read_bytes())
     data[-3] ^= 1
     mask_file.write_bytes(data)
-    result = run("inspect", str(mask_file))
+    result = selfmask("inspect", str(mask_file))
     assert result.returncode == 2
     assert "altered" in result.stderr
 
 
 def test_help_names_every_verb() -> None:
-    result = run("--help")
+    result = selfmask("--help")
     assert result.returncode == 0
     for verb in ("adapt", "embed", "evaluate", "inspect", "backbones", "demo", "pretrain"):
         assert verb in result.stdout
