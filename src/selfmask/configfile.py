@@ -31,7 +31,9 @@ def read_config_file(path: Path) -> ConfigFile:
     """Read a .toml, .yaml, .yml or .json file; nothing in it can run code."""
     readers = {".toml": _toml, ".yaml": _yaml, ".yml": _yaml, ".json": _json}
     if path.suffix.lower() not in readers:
-        raise ConfigError(f"{path} is no config file", expected=" or ".join(readers), found=path.suffix or "no suffix")
+        raise ConfigError(
+            f"{path} is not a config file", expected=" or ".join(readers), found=path.suffix or "no suffix"
+        )
     try:
         text = path.read_text("utf-8-sig")
     except (OSError, ValueError) as error:
@@ -43,9 +45,9 @@ def read_config_file(path: Path) -> ConfigFile:
     except (ValueError, yaml.YAMLError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         found = f"{getattr(error, 'problem', None)}, line {mark.line + 1}" if mark is not None else error
-        raise ConfigError(f"{path} cannot be understood", expected=path.suffix[1:].upper(), found=found) from error
+        raise ConfigError(f"{path} cannot be parsed", expected=path.suffix[1:].upper(), found=found) from error
     if not isinstance(values, dict):
-        raise ConfigError(f"{path} holds no settings", expected="names with values", found=type(values).__name__)
+        raise ConfigError(f"{path} contains no settings", expected="names with values", found=type(values).__name__)
     return ConfigFile(path, values, lines)
 
 
@@ -102,6 +104,6 @@ def _lines(node: yaml.Node | None) -> dict[tuple[str, ...], int]:
 
     for path, line in walk(node, ()):
         if path in lines:
-            raise ValueError(f"{'.'.join(path)} is given twice, in lines {lines[path]} and {line}")
+            raise ValueError(f"{'.'.join(path)} is given twice, on lines {lines[path]} and {line}")
         lines[path] = line
     return lines

@@ -53,9 +53,9 @@ class CorruptMaskFileError(MaskFileError):
         self,
         what: str,
         *,
-        expected: object = "a mask file as save_pretrained writes it",
+        expected: object = "a mask file written by save_pretrained",
         found: object = "something else",
-        todo: str | None = "fetch the file again, or save the mask again",
+        todo: str | None = "download the file again, or save the mask again",
     ) -> None:
         super().__init__(what, expected=expected, found=found, todo=todo)
 

@@ -52,7 +52,7 @@ def write_atomically(path: Path, data: bytes | memoryview, error_type: type[Self
     temporary = path.parent / f".{secrets.token_hex(8)}.tmp"
     try:
         if path.is_dir():
-            raise IsADirectoryError("this is a folder")
+            raise IsADirectoryError("it is a folder")
         path.parent.mkdir(parents=True, exist_ok=True)
         # Opened by hand so that the kernel applies the umask: to read that is to set it, for all threads.
         with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), "wb") as file:

@@ -43,5 +43,7 @@ def preprocessing_for(known: Preprocessing | None, given: Preprocessing | None, 
     preprocessing = given or known or IMAGENET
     preprocessing = preprocessing if size is None else dataclasses.replace(preprocessing, size=(size, size))
     if preprocessing.size[0] != preprocessing.size[1]:
-        raise ConfigError("views are square", expected="one size", found=preprocessing.size, todo="give a size: --size")
+        raise ConfigError(
+            "views must be square", expected="one size", found=preprocessing.size, todo="set a size: --size"
+        )
     return preprocessing

@@ -19,9 +19,9 @@ def features_of(model: nn.Module, side: int) -> int:
         vectors = _try(model, side)
     except (RuntimeError, AssertionError, ValueError) as error:
         raise ConfigError(
-            f"the backbone does not take images of {side} x {side} pixels",
+            f"the backbone does not accept images of {side} x {side} pixels",
             found=str(error).splitlines()[0] if str(error) else type(error).__name__,
-            todo="leave the size to the backbone, or give another: --size",
+            todo="use the backbone's default size, or set another: --size",
         ) from error
     return as_vectors(vectors).shape[1]
 
@@ -31,9 +31,9 @@ def as_vectors(output: object) -> Tensor:
     if not isinstance(output, Tensor) or output.ndim != 2:
         raise NotABackboneError(
             "the model does not map an image to one vector",
-            expected="an output of [images, features]",
+            expected="an output of shape [images, features]",
             found=list(output.shape) if isinstance(output, Tensor) else type(output).__name__,
-            todo="pool its output first; timm models do with num_classes=0",
+            todo="pool its output; for timm models, use num_classes=0",
         )
     return output
 

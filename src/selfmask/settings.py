@@ -152,7 +152,7 @@ def _typed(cls: type, start: Any, values: Mapping[str, Any], where: Where, path:
             raise _unknown(cls, str(key), kinds, here, where)
         if (part := part_of(hints[key])) is not None and value is not None:
             if not isinstance(value, Mapping):
-                raise _wrong(here, value, "settings of its own, by name", where)
+                raise _wrong(here, value, "a table of settings", where)
             tree[key] = _typed(part, getattr(start, key, None), value, where, here)
             continue
         _check_choice(cls, key, value, where, here)
@@ -206,7 +206,7 @@ def _changed(cls: type, start: Any, changes: Mapping[str, Any]) -> Any:
             if field.default is field.default_factory is dataclasses.MISSING and field.name not in changes
         ]
         if missing:
-            raise ConfigError(f"{cls.__name__} needs more settings", expected=", ".join(missing))
+            raise ConfigError(f"{cls.__name__} lacks required settings", expected=", ".join(missing))
         return cls(**changes)
     return start.changed(**changes) if hasattr(start, "changed") else dataclasses.replace(start, **changes)
 
@@ -218,14 +218,14 @@ def _unknown(cls: type, key: str, kinds: Mapping[str, type] | None, path: Path, 
         return ConfigError(
             f"{chosen} has no setting {key!r}{where.at(path)}",
             expected=f"one of {', '.join(hints_of(cls))}",
-            todo=f"{' and '.join(owners)} {'has' if len(owners) == 1 else 'have'} it: choose another, or leave it out",
+            todo=f"{' and '.join(owners)} {'has' if len(owners) == 1 else 'have'} it: choose another, or omit it",
         )
     names = {name: name for name in hints_of(cls)} | {".".join(deep): deep[-1] for deep in _paths(cls)}
     near = [dotted for dotted, name in names.items() if name == key]
     own = [*hints_of(cls), *(where.beside if len(path) == 1 else ())]
     near = near or difflib.get_close_matches(key, own, n=1, cutoff=0.5)
     near = near or [dotted for dotted, name in names.items() if difflib.get_close_matches(key, [name], cutoff=0.75)]
-    todo = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(own)}"
+    todo = f"did you mean {near[0]!r}?" if near else f"use one of {', '.join(own)}"
     return ConfigError(f"there is no setting {'.'.join(path)!r}{where.at(path)}", todo=todo)
 
 

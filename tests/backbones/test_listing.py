@@ -73,7 +73,7 @@ def test_the_command_says_what_it_leaves_out(monkeypatch: pytest.MonkeyPatch) ->
     assert first in shown
     assert second in shown
     assert third not in shown
-    assert f"the first 2 of {len(names('resnet18'))} that match" in shown
+    assert f"the first 2 of {len(names('resnet18'))} matches" in shown
 
 
 def test_json_is_the_same_list() -> None:

@@ -192,7 +192,7 @@ def test_a_folder_without_its_tokenizer_is_refused(folder: Path) -> None:
     # Another end of the text than the tower was trained with: every vector would be that of the first token.
     (folder / "vocab.json").write_text(vocabulary.replace("<|endoftext|>", "<end_of_text>"))
     (folder / "merges.txt").write_text("#version: 0.2\n")
-    with pytest.raises(BadWeightsError, match="not of its text tower"):
+    with pytest.raises(BadWeightsError, match="does not belong to its text tower"):
         class_embeddings(name, ["bag"])
 
 

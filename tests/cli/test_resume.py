@@ -55,7 +55,7 @@ def test_resume_needs_nothing_else(photos: Path, tmp_path: Path, verb: str, monk
         ("--backbone", "resnet18", "'selfmask/tiny'"),
         ("--preset", "paper", "preset = 'fast'"),
         ("--rule", "topk", "mask.rule = 'threshold'"),
-        ("--out", str(tmp_path / "other"), "another begun"),
+        ("--out", str(tmp_path / "other"), "--resume and --out name different folders"),
     ):
         refused(selfmask(verb, "--resume", tmp_path / "cut", option, value), said)
     refused(selfmask(verb, tmp_path, "--resume", tmp_path / "cut"), f"images = {str(photos.resolve())!r}")
@@ -67,11 +67,11 @@ def test_resume_needs_nothing_else(photos: Path, tmp_path: Path, verb: str, monk
 
 def test_a_run_of_another_verb_or_none_is_not_resumed(long: Path, tmp_path: Path) -> None:
     refused(selfmask("train", "--resume", long), "selfmask adapt --resume")
-    refused(selfmask("adapt", "--resume", tmp_path), "no folder of `selfmask adapt`")
+    refused(selfmask("adapt", "--resume", tmp_path), "not a run folder of `selfmask adapt`")
     (tmp_path / "config.json").write_text('{"verb": "adapt", "config": {"steps": 3, "stpes": 1}}')
     refused(selfmask("adapt", "--resume", tmp_path), "stpes")
     (tmp_path / "config.json").write_text("{")
-    refused(selfmask("adapt", "--resume", tmp_path), "cannot be understood")
+    refused(selfmask("adapt", "--resume", tmp_path), "cannot be parsed")
 
 
 def test_pretraining_goes_on_too(photos: Path, tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ def test_pretraining_goes_on_too(photos: Path, tmp_path: Path) -> None:
 
 
 def test_nothing_to_work_on_is_said() -> None:
-    refused(selfmask("adapt"), "no images are given")
+    refused(selfmask("adapt"), "no images were given")
 
 
 def test_cascades_and_comparisons_know_all_their_settings(photos: Path, tmp_path: Path) -> None:

@@ -171,7 +171,7 @@ def test_images_that_teach_nothing_are_refused(tmp_path: Path) -> None:
         run(tmp_path / "empty")
     with pytest.raises(TooFewImagesError, match="1 image"):
         run(save_images(tmp_path / "one", 1))
-    with pytest.raises(TooFewImagesError, match="all alike"):
+    with pytest.raises(TooFewImagesError, match="all identical"):
         run(save_images(tmp_path / "alike", 20, alike=True))
     with pytest.raises(TooFewImagesError, match="--batch-size"):
         run(save_images(tmp_path / "few", 5))

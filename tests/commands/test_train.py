@@ -222,7 +222,7 @@ def test_a_text_head_and_settings_that_do_not_belong_together() -> None:
     images, _ = clothes()
     text = TextHead(torch.randn(10, 16), 1.0, images.classes or [])
     for settings, head in ((config(head="clip-text"), None), (config(), text)):
-        with pytest.raises(ConfigError, match="settings ask for"):
+        with pytest.raises(ConfigError, match="does not match the settings"):
             train(network(), images, settings, head=head, preprocessing=HOW)
 
 

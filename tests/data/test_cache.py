@@ -119,7 +119,7 @@ def test_the_next_good_image_takes_the_place_of_a_bad_one(
     assert store.labels is not None
     assert [store.labels[store.place(i)] for i in range(100)] == [number % 2 for number in expected]
     assert [name[-8:-4] for name, _ in store.bad] == ["0000", "0098", "0007", "0009", "0099"]
-    assert all(reason == "not an image of these formats" for _, reason in store.bad)
+    assert all(reason == "not an image in one of these formats" for _, reason in store.bad)
     assert (store.tensor is not None) == (memory > 0 and len(sizes) == 1)
     if store.tensor is not None:
         assert torch.equal(store.tensor, torch.stack(got))
@@ -152,7 +152,7 @@ def test_too_many_bad_images(tmp_path: Path) -> None:
     assert text.count("not an image") == 10
     assert "... and 4 more" in text
     assert "--max-bad" in text
-    bad = [(name, "not an image of these formats") for name in images.names if int(name[-8:-4]) % 3 == 0]
+    bad = [(name, "not an image in one of these formats") for name in images.names if int(name[-8:-4]) % 3 == 0]
     assert len(bad) == 14
     assert caught.value.bad == pickle.loads(pickle.dumps(caught.value)).bad == bad
     assert len(ImageStore(images, side=32, max_bad=0.35)) == 40

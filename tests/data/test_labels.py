@@ -43,9 +43,9 @@ BAD = {
     "no labels ": (images([0, 1]), images(None)),
     "one class": (images([1, 1], ["ant", "bee"]), images([1], ["ant", "bee"])),
     "only one of": (images([0, 1], ["ant", "bee"]), images([0, 1])),
-    "have one name": (images([0, 1], ["ant", "ant"]), images([0, 1], ["ant", "ant"])),
-    "stand for no class": (images([0, 1, -1], ["ant", "bee"]), images([0, 1], ["ant", "bee"])),
-    "stand for no class ": (images([0, 1], ["ant", "bee"]), images([0, 2], ["ant", "bee"])),
+    "have the same name": (images([0, 1], ["ant", "ant"]), images([0, 1], ["ant", "ant"])),
+    "do not match any class": (images([0, 1, -1], ["ant", "bee"]), images([0, 1], ["ant", "bee"])),
+    "do not match any class ": (images([0, 1], ["ant", "bee"]), images([0, 2], ["ant", "bee"])),
 }
 
 
@@ -57,7 +57,7 @@ def test_what_cannot_be_matched_is_refused(case: str) -> None:
 
 def test_a_class_whose_training_images_were_all_unreadable() -> None:
     check_left({0, 1}, {1}, ["ant", "bee", "cat"])
-    with pytest.raises(LabelsError, match="can be read") as caught:
+    with pytest.raises(LabelsError, match="no readable training images") as caught:
         check_left({0, 1}, {1, 2}, ["ant", "bee", "cat"])
     assert caught.value.found == "cat"
     with pytest.raises(LabelsError, match="one class"):

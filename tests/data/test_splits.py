@@ -61,11 +61,11 @@ def test_of_one_seed_a_smaller_share_lies_in_a_larger() -> None:
 
 
 def test_a_uniform_choice_that_leaves_a_class_empty_is_refused_by_name() -> None:
-    with pytest.raises(LabelsError, match="without an image") as caught:
+    with pytest.raises(LabelsError, match="without images") as caught:
         label_split(LABELS, 0.01, 0, stratified=False, classes=["cat", "dog", "emu"])
     assert "emu" in str(caught.value.found)
     assert all(word in str(caught.value.todo) for word in ("--stratified", "larger share", "another seed"))
-    with pytest.raises(LabelsError, match="none of 1: 2"):
+    with pytest.raises(LabelsError, match="leaves out 1: 2"):
         label_split(LABELS, 0.01, 0, stratified=False)
 
 

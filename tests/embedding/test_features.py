@@ -181,7 +181,7 @@ def test_other_input_starts_over_and_says_what_differs(tmp_path: Path) -> None:
         foreign.write_text("keep")
         written, said = write(out, images, model, batch_size)
         assert written.resumed == 0, case
-        assert f"other input ({case.partition(',')[0]})" in said[0]
+        assert f"other inputs ({case.partition(',')[0]})" in said[0]
         assert foreign.read_text() == "keep"
         foreign.unlink()
         foreign.parent.rmdir()  # nothing of ours is left in it

@@ -129,7 +129,7 @@ def test_what_is_no_run_folder(tmp_path: Path, weights: Path, config: str | None
 
 
 def test_what_is_nothing_at_all(tmp_path: Path) -> None:
-    with pytest.raises(EmbedderError, match=r"(?s)no run folder, no mask file and no backbone.*resnet50"):
+    with pytest.raises(EmbedderError, match=r"(?s)not a run folder, a mask file or a backbone.*resnet50"):
         load_embedder("resnet5O")
     with pytest.raises(EmbedderError, match="check the path"):
         load_embedder("runs/nowhere", backbone=NAME)

@@ -148,7 +148,7 @@ def test_protocols_only_see_the_labelled_share_of_the_training_part(
 
 
 def test_a_uniform_share_that_leaves_a_class_empty_names_it(clothes: Features) -> None:
-    with pytest.raises(LabelsError, match="without an image") as caught:
+    with pytest.raises(LabelsError, match="without images") as caught:
         label_splits(clothes, Settings(label_fraction=0.01, stratified=False))
     assert any(name in str(caught.value.found) for name in clothes.classes)
 
@@ -160,11 +160,11 @@ def test_bad_input_is_refused_before_the_work(embedder: Embedder, tmp_path: Path
     with pytest.raises(LabelsError, match="never be predicted"):
         features_of(embedder, open_images(pictures(tmp_path / "two", 6, classes=2)), train)
     pictures(tmp_path / "one", 3, classes=3)
-    with pytest.raises(LabelsError, match="nothing is left"):
+    with pytest.raises(LabelsError, match="no images are left"):
         open_split(str(tmp_path / "one"))
     with pytest.raises(LabelsError, match="no labels"):
         open_split(str(tmp_path / "flat"))
-    with pytest.raises(LabelsError, match="can be read"):
+    with pytest.raises(LabelsError, match="no readable training images"):
         features_of(embedder, bad, train)
 
 
@@ -191,7 +191,7 @@ def test_files_in_both_parts_are_refused(tmp_path: Path) -> None:
     pictures(data / "test", 6, classes=2)  # the same names and pixels, but other files
     assert open_split(str(data)).divided
     (data / "test" / "class0" / "again.png").symlink_to(data / "train" / "class0" / "0000.png")
-    with pytest.raises(EvaluationError, match="1 images are training images and test images"):
+    with pytest.raises(EvaluationError, match="1 images are both training and test images"):
         open_split(str(data))
     train, test, divided = open_split("selfmask/fashion")
     assert (len(train), len(test), divided) == (4000, 1000, True)

@@ -148,7 +148,7 @@ def test_no_convergence_is_said(digits: tuple[Tensor, Tensor, Tensor, Tensor], m
 
 
 def test_one_class_is_refused() -> None:
-    with pytest.raises(LabelsError, match="two classes"):
+    with pytest.raises(LabelsError, match="two or more classes"):
         linear_probe(torch.randn(5, 3), [1] * 5, torch.randn(5, 3), [1] * 5)
 
 

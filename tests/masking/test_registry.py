@@ -53,7 +53,7 @@ def test_two_of_a_name_are_refused() -> None:
     class Other(Band):
         pass
 
-    with pytest.raises(ConfigError, match="two rules of the name 'band'"):
+    with pytest.raises(ConfigError, match="two rules named 'band'"):
         register_rule(Other)
     assert type(RULES["band"]) is Band
 

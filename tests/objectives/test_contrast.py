@@ -305,5 +305,5 @@ def test_too_few_or_unequal_views_are_refused() -> None:
 
 @pytest.mark.parametrize("kinship", [0.0, 0.5])
 def test_one_image_cannot_be_told_apart(kinship: float) -> None:
-    with pytest.raises(ConfigError, match="apart"):
+    with pytest.raises(ConfigError, match="several images in a batch"):
         objective(kinship=kinship).loss(backbone(), [view[:1] for view in views()], 0.0)

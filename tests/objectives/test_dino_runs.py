@@ -145,7 +145,7 @@ def test_the_guard_sees_that_images_have_become_alike() -> None:
         mask=MaskConfig(norm="anchored"),
     )
     troubles = result.result["troubles"]
-    assert "alike" in troubles[0]["trouble"]
+    assert "nearly the same vector" in troubles[0]["trouble"]
     assert result.log[-1]["step"] < 150
 
 

@@ -98,7 +98,7 @@ def test_two_of_a_name_are_refused() -> None:
     class Other(ToyConfig):
         pass
 
-    with pytest.raises(ConfigError, match="two objectives of the name 'toy'"):
+    with pytest.raises(ConfigError, match="two objectives named 'toy'"):
         register(Other)
     assert OBJECTIVES["toy"] is ToyConfig
 

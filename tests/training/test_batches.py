@@ -71,7 +71,7 @@ def test_processes_share_one_batch() -> None:
 
 
 def test_a_batch_that_cannot_be_shared_out_is_refused() -> None:
-    with pytest.raises(ConfigError, match="shared out"):
+    with pytest.raises(ConfigError, match="divided evenly"):
         steps(processes=Rank(0, 3))
 
 

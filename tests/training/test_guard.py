@@ -27,7 +27,7 @@ from .small import HOW, Clothes, config, network
 from .test_loop import Stopper
 
 NAN = float("nan")
-BACK, STOPPED = "went back to step", "stopped for good"
+BACK, STOPPED = "returned to step", "stopped; step"
 
 
 def fast(**changes: Any) -> AdaptConfig:
@@ -102,11 +102,11 @@ def test_a_loss_that_is_not_a_number(tmp_path: Path, objective: str) -> None:
     """A rate so high that the heads overflow, and all scores with them."""
     settings = fast(head_lr=1e38) if objective == "contrast" else config(head_lr=1e30, gate=True, quality_every=12)
     result = run(settings, out=tmp_path / "run", report=True)
-    assert_ended_in_trouble(result, "not a number")
+    assert_ended_in_trouble(result, "the loss is not finite")
     assert not any(map(math.isnan, (line["quality"] for line in result.log if "quality" in line)))
     assert result.result["loss"] is None  # there is no NaN in JSON
     assert "NaN" not in (tmp_path / "run" / "result.json").read_text()
-    assert "not a number" in (tmp_path / "run" / "report.html").read_text()
+    assert "the loss is not finite" in (tmp_path / "run" / "report.html").read_text()
 
 
 def test_trouble_reaches_the_trackers_and_the_display(tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_a_loss_that_stays_at_that_of_a_guess() -> None:
     rates = {"lr": 1e-9, "head_lr": 1e-9}
     settings = config(steps=170, gate=True, quality_every=50, log_every=10, checkpoint_every=50, **rates)
     result = run(settings, network(norm=False))
-    assert_ended_in_trouble(result, "the loss stays at ln K = 3.00, that of a guess")
+    assert_ended_in_trouble(result, "the loss stays at ln K = 3.00, the chance level")
     first, second = (trouble["step"] for trouble in result.result["troubles"])
     assert first <= 100
     assert second - first <= 100
@@ -134,7 +134,7 @@ def test_a_loss_that_stays_at_that_of_a_guess() -> None:
 def test_features_that_become_alike() -> None:
     base = network()
     result = run(fast(head_lr=0.5, lr=1e-6, quality_every=4), base)
-    assert_ended_in_trouble(result, "the features of all images have become alike")
+    assert_ended_in_trouble(result, "the features of all images have collapsed to nearly the same vector")
     assert_frozen(result.model, base)
 
 
@@ -164,7 +164,7 @@ class Alike(Dataset[Tensor]):
 
 
 def test_identical_images_are_refused() -> None:
-    with pytest.raises(TooFewImagesError, match="all alike"):
+    with pytest.raises(TooFewImagesError, match="all identical"):
         run(fast(), images=Alike(0))
 
 
@@ -472,13 +472,16 @@ def test_quality_that_is_lost_is_trouble_and_a_little_less_is_not() -> None:
 @pytest.mark.parametrize("loss", [NAN, math.inf, -math.inf])
 def test_a_loss_that_is_no_number_is_trouble_and_its_quality_does_not_count(loss: float) -> None:
     guard = watching(0.5)
-    assert look(guard, loss=loss, quality=0.9) == "the loss is not a number any more"
+    assert look(guard, loss=loss, quality=0.9) == "the loss is not finite"
     assert guard.best_step == 0
 
 
 def test_features_that_are_alike_are_trouble() -> None:
     assert look(watching(0.5), spread=0.3) is None
-    assert look(watching(0.5), spread=0.001, quality=0.9) == "the features of all images have become alike"
+    assert (
+        look(watching(0.5), spread=0.001, quality=0.9)
+        == "the features of all images have collapsed to nearly the same vector"
+    )
 
 
 def test_a_tensor_without_active_weights_is_trouble_and_is_named() -> None:
@@ -536,9 +539,9 @@ def test_an_objective_without_ln_k_has_no_plateau() -> None:
 def test_the_first_answer_goes_back_and_the_second_stops() -> None:
     guard = watching(0.5, 0.6)
     assert guard.scale == 1
-    assert guard.answer(5) == "went back to step 1, and on with a quarter of the learning rate"
+    assert guard.answer(5) == "returned to step 1, continuing with a quarter of the learning rate"
     assert (guard.scale, guard.stopped) == (0.25, False)
-    assert guard.answer(9) == "stopped for good; step 1 is kept"
+    assert guard.answer(9) == "stopped; step 1 is kept"
     assert guard.stopped
 
 

@@ -113,7 +113,7 @@ def _open_clip() -> ModuleType:
         raise MissingExtraError(
             "open_clip is not installed",
             found=str(error),
-            todo='pip install "selfmask[clip]"; timm has many CLIP towers too: selfmask backbones "*clip*"',
+            todo='pip install "selfmask[clip]"; or use a CLIP image tower from timm: selfmask backbones "*clip*"',
         ) from error
     module: ModuleType = open_clip
     return module

@@ -72,7 +72,7 @@ def names(pattern: str | None = None) -> list[str]:
         raise UnknownBackboneError(
             f"no backbone with published weights matches {pattern!r}",
             expected=f"part of a name such as {', '.join(closest(pattern, known) or _WELL_KNOWN[:3])}",
-            todo="* stands for any text; `selfmask backbones` alone lists some that are well known",
+            todo="use * for any text, or list well-known backbones with `selfmask backbones`",
         )
     return found
 

@@ -69,7 +69,7 @@ def resolve(name: str) -> Recipe:
         return recipe
     known = clip.all_names() if name.startswith(clip.PREFIX) else [TINY, *publishers.names(), *timm_models.all_names()]
     raise UnknownBackboneError(
-        f"no backbone is called {name!r}",
+        f"there is no backbone {name!r}",
         expected=f"a name such as {', '.join(closest(name, known) or known[:3])}",
         todo="list names with `selfmask backbones PATTERN`",
     )
@@ -96,10 +96,10 @@ def output_width(model: nn.Module, recipe: Recipe, name: str) -> int:
         return int(model.num_features)  # type: ignore[arg-type]
     if not isinstance(output, torch.Tensor) or output.ndim != 2 or not output.shape[1]:
         raise NotABackboneError(
-            f"{name} cannot be a backbone",
+            f"{name} cannot serve as a backbone",
             expected="one vector per image",
             found=f"a {type(output).__name__} of shape {tuple(getattr(output, 'shape', ()))}",
-            todo="choose another one; in Python, wrap it so that it gives one vector per image",
+            todo="choose another; in Python, wrap the model so that it returns one vector per image",
         )
     return output.shape[1]
 
@@ -113,7 +113,7 @@ def _with_weights(name: str, recipe: Recipe, weights: Path | None, pretrained: b
         return recipe.build(), f"random weights, seed {_SEED}"
     if recipe.source is None:
         raise WeightsUnavailableError(
-            f"nobody published weights of {name}",
+            f"no published weights exist for {name}",
             todo=f"pass a file as --weights (in Python: weights=), or choose from `selfmask backbones {name}`",
         )
     path = fetch(recipe.source, name)

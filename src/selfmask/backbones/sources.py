@@ -48,8 +48,8 @@ class HubFile:
     @property
     def todo(self) -> str:
         return (
-            f"where there is a network, download {self.where} and pass the file as --weights (in Python: weights=); "
-            f"or bring a Hugging Face cache that has {self.repo} here and let HF_HOME name it"
+            f"on a machine with internet access, download {self.where} and pass it as --weights (in Python: weights=); "
+            f"or copy a Hugging Face cache that contains {self.repo} to this machine and set HF_HOME to it"
         )
 
     def local(self) -> Path | None:
@@ -76,8 +76,8 @@ class WebFile:
     @property
     def todo(self) -> str:
         return (
-            f"where there is a network, download {self.where} and pass the file as --weights (in Python: weights=); "
-            f"or put it here as {self._cached}; TORCH_HOME moves that folder"
+            f"on a machine with internet access, download {self.where} and pass it as --weights (in Python: weights=); "
+            f"or save it here as {self._cached} (set TORCH_HOME to move that folder)"
         )
 
     @property
@@ -124,7 +124,7 @@ def fetch(source: Source, name: str) -> Path:
     else:
         cause = None
     raise WeightsUnavailableError(
-        f"the weights of {name} are not on this machine, and could not be fetched",
+        f"the weights of {name} are not on this machine and could not be downloaded",
         expected=source.where,
         found=why.splitlines()[0],
         todo=source.todo,

@@ -38,10 +38,10 @@ def class_prompts(classes: Sequence[str], templates: Sequence[str] = PAPER) -> l
     """For each class, its name put into each template."""
     if not templates or any(LABEL not in template for template in templates):
         raise ConfigError(
-            "a prompt template has no place for the class name",
+            "a prompt template has no placeholder for the class name",
             expected=f"{LABEL} in each template, and at least one template",
             found=next((repr(template) for template in templates if LABEL not in template), "no template"),
-            todo=f"write {LABEL} where the name belongs, as in {PAPER[0]!r}",
+            todo=f"put {LABEL} where the class name goes, as in {PAPER[0]!r}",
         )
     labels = [name.replace("_", " ").strip() for name in classes]
     if not labels or not all(labels):
@@ -49,9 +49,9 @@ def class_prompts(classes: Sequence[str], templates: Sequence[str] = PAPER) -> l
     if len(set(labels)) < len(labels):
         twice = next(label for label in labels if labels.count(label) > 1)
         raise ConfigError(
-            "two classes have the same name, so no text can tell them apart",
+            "two classes have the same name, so their text embeddings cannot differ",
             found=[name for name, label in zip(classes, labels, strict=True) if label == twice],
-            todo="rename one of them, or give other names in a file",
+            todo="rename one of them, or give other names in a file: --classes",
         )
     return [[template.replace(LABEL, label) for template in templates] for label in labels]
 
@@ -87,9 +87,9 @@ def _load(name: str, weights: Path | None) -> TextTower:
     if tower is None:
         raise NoTextTowerError(
             f"{name} has no text tower",
-            expected=f"a CLIP: {clip.PREFIX}ARCH, {clip.PREFIX}ARCH:TAG, {transformers_clip.PREFIX}OWNER/NAME or "
+            expected=f"a CLIP model: {clip.PREFIX}ARCH, {clip.PREFIX}ARCH:TAG, {transformers_clip.PREFIX}OWNER/NAME or "
             f"{transformers_clip.PREFIX}FOLDER",
-            todo=f"choose a CLIP as the backbone (selfmask backbones {clip.PREFIX}), or another head",
+            todo=f"choose a CLIP backbone (selfmask backbones {clip.PREFIX}), or another head",
         )
     if weights is not None:
         path = Path(weights)
@@ -97,16 +97,16 @@ def _load(name: str, weights: Path | None) -> TextTower:
         path = fetch(source, name)
     else:
         raise WeightsUnavailableError(
-            f"nobody published weights of {name}",
-            todo="pass a file of the whole CLIP as --weights (in Python: weights=)",
+            f"no published weights exist for {name}",
+            todo="pass a checkpoint of the whole CLIP model as --weights (in Python: weights=)",
         )
     try:
         load_weights(tower.model, path, name, tower.translate)
     except BadWeightsError as error:
         raise BadWeightsError(
-            f"cannot take the text tower of {name} from {path}",
-            expected="a file of the whole CLIP, image tower and text tower",
+            f"cannot load the text tower of {name} from {path}",
+            expected="a checkpoint of the whole CLIP model, image tower and text tower",
             found=f"{error.what}: {error.found}",
-            todo="give the checkpoint that holds both towers, or another head, which needs no text tower",
+            todo="give a checkpoint with both towers, or choose another head, which needs no text tower",
         ) from error
     return tower

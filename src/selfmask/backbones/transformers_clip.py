@@ -133,8 +133,8 @@ class _Place:
             return cls(name, where, Path(where))
         if not _REPOSITORY.fullmatch(where):
             raise UnknownBackboneError(
-                f"no backbone is called {name!r}",
-                expected=f"{PREFIX} and a folder that exists, or a repository such as {', '.join(names()[:2])}",
+                f"there is no backbone {name!r}",
+                expected=f"{PREFIX} and an existing folder, or a repository such as {', '.join(names()[:2])}",
                 found="no such folder",
                 todo=f"check the path, or list names with `selfmask backbones {PREFIX}`",
             )
@@ -173,10 +173,10 @@ def _config(place: _Place) -> Any:
     stored = place.json("config.json")
     if stored.get("model_type") != "clip":
         raise NotABackboneError(
-            f"{place.name} is no CLIP",
+            f"{place.name} is not a CLIP model",
             expected='model_type "clip" in its config.json',
             found=repr(stored.get("model_type")),
-            todo="choose a CLIP; many other networks have a name in timm: selfmask backbones PATTERN",
+            todo="choose a CLIP model; find other networks in timm with: selfmask backbones PATTERN",
         )
     try:
         return _transformers().CLIPConfig.from_dict(stored)
@@ -205,12 +205,12 @@ def _preprocessing(config: Any, preprocessing: dict[str, Any], name: str) -> Pre
             for key, usual in (("image_mean", _MEAN), ("image_std", _STD))
         )
         if not len(mean) == len(std) == 3:
-            raise ValueError(f"mean {mean} and deviation {std} of three colours")
+            raise ValueError(f"mean {mean} and standard deviation {std} for three channels")
         interpolation = Resampling(preprocessing.get("resample", Resampling.BICUBIC)).name.lower()
     except (TypeError, ValueError) as error:
         raise BadWeightsError(
-            f"cannot tell from the files of {name} how images are prepared",
-            expected="image_size, image_mean, image_std and resample as a CLIP has them",
+            f"the preprocessing of {name} cannot be read from its files",
+            expected="image_size, image_mean, image_std and resample, as in any CLIP model",
             found=error,
         ) from error
     return Preprocessing((height, width), mean, std, interpolation)
@@ -231,10 +231,10 @@ def _tokenizer(place: _Place, config: Any) -> Callable[[list[str]], Tensor]:
     # The end of a text is where its vector is read; 2 is what old checkpoints say, which are read at the largest token.
     if config.eos_token_id not in (2, tokenizer.eos_token_id) or len(tokenizer) > config.vocab_size:
         raise BadWeightsError(
-            f"the tokenizer of {place.name} is not of its text tower",
-            expected=f"up to {config.vocab_size} tokens, of which {config.eos_token_id} ends a text",
-            found=f"{len(tokenizer)} tokens, of which {tokenizer.eos_token_id} ends a text",
-            todo="put the tokenizer that the model was trained with into its folder",
+            f"the tokenizer of {place.name} does not belong to its text tower",
+            expected=f"up to {config.vocab_size} tokens, with end-of-text token {config.eos_token_id}",
+            found=f"{len(tokenizer)} tokens, with end-of-text token {tokenizer.eos_token_id}",
+            todo="put the tokenizer that the model was trained with in its folder",
         )
 
     def tokenize(texts: list[str]) -> Tensor:
@@ -259,5 +259,5 @@ def _transformers() -> Any:
         raise MissingExtraError(
             "transformers is not installed",
             found=str(error),
-            todo='pip install "selfmask[clip]"; timm has many CLIP towers too: selfmask backbones "*clip*"',
+            todo='pip install "selfmask[clip]"; or use a CLIP image tower from timm: selfmask backbones "*clip*"',
         ) from error

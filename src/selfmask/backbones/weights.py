@@ -26,7 +26,7 @@ def read_weights(path: Path) -> Mapping[str, Any]:
     """What a .safetensors file, or a file of torch.save, holds: tensors and plain values, never code."""
     if not path.is_file():
         raise BadWeightsError(
-            f"no weights file {path}", expected="a .safetensors, .pt or .pth file", found="no such file"
+            f"there is no weights file {path}", expected="a .safetensors, .pt or .pth file", found="no such file"
         )
     try:
         if path.suffix == ".safetensors":
@@ -38,14 +38,14 @@ def read_weights(path: Path) -> Mapping[str, Any]:
     except Exception as error:  # of a file that can be anything, errors of any kind
         raise BadWeightsError(
             f"cannot read the weights file {path}",
-            expected="a .safetensors file, or a state dict as torch.save writes it",
+            expected="a .safetensors file, or a state dict saved with torch.save",
             found=f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else 'no text'}",
-            todo="only tensors are ever read from a file, no pickled code: where you trust the file, open it, and save "
-            "its state_dict() with safetensors.torch.save_file",
+            todo="pickled code is never executed, only tensors are read: if you trust the file, load it yourself and "
+            "save its state_dict() with safetensors.torch.save_file",
         ) from error
     if not isinstance(stored, Mapping):
         raise BadWeightsError(
-            f"{path} holds no state dict", expected="tensors by name", found=f"a {type(stored).__name__}"
+            f"{path} does not contain a state dict", expected="tensors by name", found=f"a {type(stored).__name__}"
         )
     return stored
 
@@ -69,10 +69,10 @@ def load_weights(
             fitting, trouble = translated, []
     if trouble:
         raise BadWeightsError(
-            f"the weights in {path} are not of {name}",
+            f"the weights in {path} do not belong to {name}",
             expected=f"{len(expected)} tensors: {_some([_shaped(key, expected[key]) for key in expected])}",
             found="; ".join(trouble),
-            todo="name the backbone that these weights are of, or the file that this backbone needs",
+            todo="name the backbone that these weights belong to, or give the weights of this backbone",
         )
     model.load_state_dict(fitting, strict=False)  # what may be absent was seen to above
 

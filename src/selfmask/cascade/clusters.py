@@ -52,13 +52,13 @@ class Clusters:
         small = [f"{size} in cluster {number}" for number, size in enumerate(self.sizes) if size < least][:_SHOWN]
         enough = sum(size >= least for size in self.sizes)
         raise ClusterError(
-            "a cluster is empty" if 0 in self.sizes else "a cluster has fewer images than a step of training takes",
-            expected=f"at least {least} images in each of {len(self.sizes)} clusters, those held out included",
+            "a cluster is empty" if 0 in self.sizes else "a cluster has fewer images than a training step needs",
+            expected=f"at least {least} images in each of {len(self.sizes)} clusters, including held-out images",
             found=", ".join(small),
-            todo="the dispatcher is kept: take fewer experts, or k-means, whose clusters are more even: "
+            todo="use fewer experts, or k-means, whose clusters are more even (the dispatcher is kept): "
             f"--experts {max(1, enough)}, --router kmeans"
             if len(self.sizes) > 1
-            else "add images, or give another folder and a smaller batch: --out, --batch-size",
+            else "add images, or choose another folder and a smaller batch: --out, --batch-size",
         )
 
     # ---- storage ----------------------------------------------------------------------------------------------
@@ -80,5 +80,5 @@ class Clusters:
             raise RunDamagedError(
                 f"{path} cannot be read",
                 found=error.what if isinstance(error, MaskFileError) else error,
-                todo="remove it, and the experts beside it, and run the same command again: the dispatcher is kept",
+                todo="remove it and the experts next to it, then run the same command again (the dispatcher is kept)",
             ) from error

@@ -169,25 +169,31 @@ def _group(tensors: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
 def _check_table(file: Container, experts: int) -> None:
     """Before any of them is read: the tensors are those of a cascade, as far as their names and types tell."""
     if odd := {stored.dtype for stored in file.table.values()} - _TYPES:
-        raise CorruptCascadeError("tensors of an odd type", expected=sorted(_TYPES), found=sorted(odd))
+        raise CorruptCascadeError(
+            "the file contains tensors of an unexpected type", expected=sorted(_TYPES), found=sorted(odd)
+        )
     masks = set(_masks(experts))
     if missing := sorted(masks - set(file.table)):
-        raise CorruptCascadeError("masks are missing", expected=missing[0], found=f"{len(missing)} missing")
+        raise CorruptCascadeError(
+            "masks are missing from the file", expected=missing[0], found=f"{len(missing)} missing"
+        )
     names = ("router", *COMBINATIONS)
     if extra := [key for key in file.table if key not in masks and key.partition(".")[0] not in names]:
-        raise CorruptCascadeError("tensors that do not belong", found=extra[0][:200])
+        raise CorruptCascadeError("the file contains tensors that do not belong in it", found=extra[0][:200])
     if odd_masks := [key for key in masks if file.table[key].dtype != "U8" or len(file.table[key].shape) != 1]:
-        raise CorruptCascadeError("a mask that is no file", found=min(odd_masks))
+        raise CorruptCascadeError("a mask in the file is not a mask file", found=min(odd_masks))
 
 
 def _about(name: str, metadata: Mapping[str, str]) -> dict[str, Any]:
     if metadata.get("format") != FORMAT:
         raise NotAMaskFileError(
-            f"{name} is no cascade file", expected=f'metadata "format": "{FORMAT}"', found=str(metadata.get("format"))
+            f"{name} is not a cascade file",
+            expected=f'metadata "format": "{FORMAT}"',
+            found=str(metadata.get("format")),
         )
     if metadata.get("version") != VERSION:
         raise UnsupportedVersionError(
-            "this cascade is of a format version that this release does not read",
+            "this release cannot read the format version of this cascade",
             expected=VERSION,
             found=str(metadata.get("version"))[:200],
             todo="upgrade selfmask",
@@ -196,14 +202,14 @@ def _about(name: str, metadata: Mapping[str, str]) -> dict[str, Any]:
         about = json.loads(metadata["about"])
         experts, width, creator, settings = (about[key] for key in ("experts", "width", "creator", "settings"))
         if type(experts) is not int or type(width) is not int or type(creator) is not str or type(settings) is not dict:
-            raise TypeError("of the wrong kind")
+            raise TypeError("wrong type")
         if not (1 <= experts <= MAX_EXPERTS and 1 <= width <= _MAX_WIDTH):
             raise ValueError(f"{experts} experts of width {width}")
         words = [creator, *settings, *(value for value in settings.values() if not isinstance(value, int | float))]
         if not all(isinstance(word, str) and word.isprintable() and len(word) < _MAX_WORD for word in words):
-            raise ValueError("words that cannot be shown")
+            raise ValueError("text that cannot be displayed")
     except (KeyError, TypeError, ValueError, RecursionError) as error:
-        raise CorruptCascadeError("what the cascade says of itself is damaged", found=repr(error)[:200]) from error
+        raise CorruptCascadeError("the metadata of the cascade is damaged", found=repr(error)[:200]) from error
     return {"experts": experts, "width": width, "creator": creator, "settings": settings}
 
 

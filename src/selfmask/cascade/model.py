@@ -121,7 +121,7 @@ class Cascade(nn.Module):
             with opened.reading(1 + number):
                 masked.load_mask(mask, expert_name(number))
         if (preprocessing := masked.preprocessing) is None:
-            raise CorruptCascadeError("the dispatcher does not say how to prepare images", expected="preprocessing")
+            raise CorruptCascadeError("the dispatcher does not store its preprocessing", expected="preprocessing")
         device = next(masked.base.parameters()).device
         return Cascade(masked, opened.router, opened.combinations, preprocessing, opened.settings).eval().to(device)
 
@@ -195,7 +195,9 @@ class Cascade(nn.Module):
         features = torch.cat([as_vectors(self.masked(part)).float() for part in torch.split(pixels, _AT_ONCE)])
         if features.shape[1] != self.width:
             raise CorruptCascadeError(
-                "the cascade was made for a base of another width", expected=self.width, found=features.shape[1]
+                "the cascade was made for a base with another number of features",
+                expected=self.width,
+                found=features.shape[1],
             )
         return features
 

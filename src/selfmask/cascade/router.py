@@ -47,15 +47,22 @@ class Router:
         images, width = features.shape
         if images <= config.components or width < config.components:
             raise ClusterError(
-                f"the router cannot take {config.components} components",
-                expected=f"more than {config.components} images, and as many features",
+                f"the router cannot use {config.components} components",
+                expected=f"more than {config.components} images, and at least that many features",
                 found=f"{images} images with {width} features each",
-                todo=f"add images, or take fewer: --components {max(1, min(images - 1, width) // 2)}",
+                todo=f"add images, or use fewer components: --components {max(1, min(images - 1, width) // 2)}",
             )
         if not bool(features.isfinite().all()):
-            raise ClusterError("the dispatcher's features are no numbers", todo="adapt it anew, in float32")
+            raise ClusterError(
+                "the dispatcher's features are not finite", todo="adapt it again, in float32: --precision float32"
+            )
         if images < config.experts:
-            raise ClusterError("fewer images than experts", expected=config.experts, found=images, todo="--experts 1")
+            raise ClusterError(
+                "there are fewer images than experts",
+                expected=config.experts,
+                found=images,
+                todo="use one expert: --experts 1",
+            )
         moments = Moments(width)
         for part in torch.split(features, 4096):
             moments.add(F.normalize(part, dim=1))
@@ -64,9 +71,11 @@ class Router:
             usable = int((found.variances > 0).sum())
             raise ClusterError(
                 "the dispatcher's features vary in too few directions",
-                expected=f"{config.components}, for as many components",
+                expected=f"{config.components}, one for each component",
                 found=usable,
-                todo=f"--components {max(1, usable)}" if usable else "check that the images differ",
+                todo=f"use fewer components: --components {max(1, usable)}"
+                if usable
+                else "check that the images differ",
             )
         # Rounded and laid out as they are stored, and before anything depends on them.
         mean, components = (
@@ -77,9 +86,9 @@ class Router:
             return Router(mean, components, *_clusters(z, config, seed))
         except ValueError as error:
             raise ClusterError(
-                f"no {config.experts} clusters could be found",
+                f"the images could not be divided into {config.experts} clusters",
                 found=str(error).splitlines()[0],
-                todo="choose k-means, or fewer experts: --router kmeans, --experts",
+                todo="use k-means, or fewer experts: --router kmeans, --experts",
             ) from error
 
     @property
@@ -150,9 +159,9 @@ def check_tensors(what: str, tensors: Mapping[str, Tensor], shapes: Mapping[str,
     """Refuse tensors that are not these, or hold what is no number."""
     found = {name: tuple(value.shape) for name, value in tensors.items()}
     if found != dict(shapes):
-        raise CorruptCascadeError(f"the {what} does not fit", expected=dict(shapes), found=str(found)[:300])
+        raise CorruptCascadeError(f"the {what} has the wrong tensors", expected=dict(shapes), found=str(found)[:300])
     if any(math.prod(shape) == 0 for shape in shapes.values()):
         raise CorruptCascadeError(f"the {what} is empty", expected="at least one component", found=str(found)[:300])
     for name, value in tensors.items():
         if not bool(value.float().isfinite().all()):
-            raise CorruptCascadeError(f"the {what} holds what is no number", found=name)
+            raise CorruptCascadeError(f"the {what} contains values that are not finite", found=name)

@@ -81,7 +81,7 @@ class Asked(Generic[N, C]):
     @property
     def images(self) -> str:
         if self.names.images is None:
-            raise ConfigError("no images are given", todo="name a folder, or a run to continue: --resume RUN")
+            raise ConfigError("no images were given", todo="name a folder, or a run to continue: --resume RUN")
         return self.names.images
 
     @property
@@ -91,7 +91,7 @@ class Asked(Generic[N, C]):
     @property
     def backbone(self) -> str:
         if self.names.backbone is None:
-            raise ConfigError("the run does not say which backbone it has", todo="name it: --backbone")
+            raise ConfigError("the run does not name its backbone", todo="name it: --backbone")
         return self.names.backbone
 
     def folder(self, ending: str = "") -> Path:
@@ -149,7 +149,7 @@ def ask(
         for source in sources[1:]:
             _check_run(verb, resume, run, source)
         if out is not None and out.resolve() != resume.resolve():
-            raise RunMismatchError("one run is to be continued, and another begun", expected=resume, found=out)
+            raise RunMismatchError("--resume and --out name different folders", expected=resume, found=out)
     if file is not None:
         _check(file, options)
     return Asked(told, merged(start, tree), resume or out, resume is not None)
@@ -170,7 +170,7 @@ def _of_file(verb: Verb, names: type[Names], file: ConfigFile) -> _Source:
     if isinstance(values.get(_INSIDE), Mapping) and "verb" in values:
         if values["verb"] != verb.name:
             raise ConfigError(
-                f"{file.path} is of `selfmask {values['verb']}`", expected=verb.name, todo="take another file"
+                f"{file.path} is from `selfmask {values['verb']}`", expected=verb.name, todo="give another file"
             )
         settings, place = values.pop(_INSIDE), (_INSIDE,)
         values = {key: value for key, value in values.items() if key in hints_of(names)}
@@ -187,21 +187,21 @@ def _of_run(verb: Verb, names: type[Names], folder: Path) -> _Source:
     file = folder / RunFile.CONFIG
     if not file.is_file():
         raise RunDamagedError(
-            f"{folder} is no folder of `selfmask {verb.name}`",
-            expected=f"{RunFile.CONFIG}, as `selfmask {verb.name} --out {folder}` writes it",
+            f"{folder} is not a run folder of `selfmask {verb.name}`",
+            expected=f"{RunFile.CONFIG}, which `selfmask {verb.name} --out {folder}` writes",
             found="no such file" if folder.is_dir() else "no such folder",
-            todo="check the path; a run that had hardly begun is begun anew",
+            todo="check the path; if the run had only just started, start it again",
         )
     try:
         read = read_config_file(file)
     except ConfigError as error:
-        raise RunDamagedError(error.what, found=error.found, todo="begin anew in another folder: --out") from error
+        raise RunDamagedError(error.what, found=error.found, todo="start again in another folder: --out") from error
     if read.values.get("verb") != verb.name or not isinstance(read.values.get(_INSIDE), Mapping):
         other = read.values.get("verb")
         raise RunMismatchError(
-            f"the run in {folder} is none of `selfmask {verb.name}`",
-            found=f"one of `selfmask {other}`" if other else "a file without settings",
-            todo=f"selfmask {other} --resume {folder}" if other else "check the path",
+            f"the run in {folder} is not from `selfmask {verb.name}`",
+            found=f"a run of `selfmask {other}`" if other else "a file without settings",
+            todo=f"continue it with: selfmask {other} --resume {folder}" if other else "check the path",
         )
     return _of_file(verb, names, read)
 
@@ -233,7 +233,7 @@ def _check(file: _Source, options: _Source) -> None:
                 "options contradict the config file",
                 expected=", ".join(f"{_dotted(path)} = {said[path]!r}{file.where.at(path)}" for path in differ),
                 found=", ".join(f"{_dotted(p)} = {value!r}{options.where.at(p)}" for p, value in differ.items()),
-                todo="leave out one of them",
+                todo="omit one of them",
             )
 
 
@@ -255,8 +255,8 @@ def _check_run(verb: Verb, folder: Path, run: _Source, source: _Source) -> None:
             differ[_dotted(path)] = said.get(path), value
     if differ:
         raise RunMismatchError(
-            f"{folder} was begun with other settings",
+            f"{folder} was started with other settings",
             expected=", ".join(f"{name} = {old!r}" for name, (old, _) in differ.items()),
             found=", ".join(f"{name} = {new!r}" for name, (_, new) in differ.items()),
-            todo="leave them out: the run knows its settings; or begin another with --out",
+            todo="omit these options (the run folder stores its settings), or start another run with --out",
         )

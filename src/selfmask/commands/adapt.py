@@ -68,7 +68,9 @@ class AdaptConfig(RunConfig):
         if isinstance(self.objective, str):
             object.__setattr__(self, "objective", objective_named(self.objective))
         if not 0 <= self.heads_first < 1:
-            raise ConfigError("heads_first is a share of the run", expected="0 to below 1", found=self.heads_first)
+            raise ConfigError(
+                "heads_first is out of range", expected="a share of the run, from 0 to below 1", found=self.heads_first
+            )
         if self.gate and (self.quality_every < 1 or self.quality_every % self.log_every):
             raise ConfigError("quality_every must be a multiple of log_every", found=self.quality_every)
 
@@ -246,7 +248,7 @@ class Adaptation(Recipe):
         )
         objective = self.config.objective.build(context)
         if self.start is not None and not self.start.heads(objective):
-            run.display.say("the heads begin anew: none are known that fit")
+            run.display.say("the heads start from scratch: no saved heads fit")
         return objective
 
     def groups(self, run: Run, objective: Objective) -> list[ParameterGroup]:
@@ -292,7 +294,7 @@ class Adaptation(Recipe):
     def finish(self, run: Run) -> dict[str, Any]:
         assert run.folder is not None
         if self.report:
-            run.display.say("measuring, and writing the report")
+            run.display.say("measuring the result and writing the report")
         numbers: dict[str, Any] = {
             "steps": run.steps,
             "seed": self.config.seed,

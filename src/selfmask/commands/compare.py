@@ -64,9 +64,13 @@ class CompareConfig:
                 raise ConfigError(f"unknown method {method!r}", expected=", ".join(get_args(CompareMethod)))
         for share in self.label_fractions:
             if not 0 < share <= 1:
-                raise ConfigError("no such share of the labels", expected="above 0, at most 1", found=share)
+                raise ConfigError(
+                    "a share in label_fractions is out of range", expected="above 0, at most 1", found=share
+                )
         if not self.methods or not self.label_fractions or self.seeds < 1:
-            raise ConfigError("nothing to compare", expected="a method, a share of the labels and a seed at least")
+            raise ConfigError(
+                "there is nothing to compare", expected="at least one method, one share of labels and one seed"
+            )
 
     @property
     def cells(self) -> list[Cell]:
@@ -160,10 +164,10 @@ def _check(config: CompareConfig, images: Images) -> None:
     # An adaptation holds a fifth of the images out.
     if "self-mask" in config.methods and len(images) - len(images) // 5 < config.adapt.batch_size:
         raise TooFewImagesError(
-            "there are fewer images than a batch of self-mask holds",
-            expected=f"{config.adapt.batch_size} besides the fifth that is held out",
+            "there are fewer images than a batch of self-mask needs",
+            expected=f"{config.adapt.batch_size} plus the fifth that is held out",
             found=f"{len(images)} images",
-            todo=f"make the batch smaller: --batch-size {max(2, len(images) // 2)}",
+            todo=f"use a smaller batch: --batch-size {max(2, len(images) // 2)}",
         )
 
 

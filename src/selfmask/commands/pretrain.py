@@ -98,7 +98,9 @@ class Pretraining(Recipe):
     def images(self) -> Images:
         images = open_images(self.source)
         if self.config.labels and images.labels is None:
-            raise ConfigError("these images have no labels", todo="train without labels, or give class folders")
+            raise ConfigError(
+                "these images have no labels", todo="omit --labels, or give a folder with a sub-folder for each class"
+            )
         return images
 
     def learner(self) -> Learner:

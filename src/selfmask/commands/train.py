@@ -76,13 +76,13 @@ class TrainConfig(RunConfig):
             if getattr(self, name) not in get_args(allowed):
                 raise ConfigError(f"unknown {name}", expected=", ".join(get_args(allowed)), found=getattr(self, name))
         if not 0 < self.label_fraction <= 1:
-            raise ConfigError("no such share of labels", expected="above 0, at most 1", found=self.label_fraction)
-        if self.method == "linear" and self.head != "linear":
             raise ConfigError(
-                "the method linear trains nothing but a linear head", found=self.head, todo="--head linear"
+                "label_fraction is out of range", expected="above 0, at most 1", found=self.label_fraction
             )
+        if self.method == "linear" and self.head != "linear":
+            raise ConfigError("the method linear trains only a linear head", found=self.head, todo="use --head linear")
         if self.head == "masked" and self.method != "mask":
-            raise ConfigError("a masked head goes with a mask", found=self.method, todo="--head linear")
+            raise ConfigError("a masked head needs the method mask", found=self.method, todo="use --head linear")
 
     @property
     def rate(self) -> float:
@@ -217,7 +217,7 @@ class Supervision(Recipe):
     def images(self) -> Images:
         self.classes = _classes(self.all_images, self.test)
         if self.head is not None and self.head.classes != self.classes:
-            raise HeadError("the head is made for other classes", expected=self.classes, found=self.head.classes)
+            raise HeadError("the head was made for other classes", expected=self.classes, found=self.head.classes)
         _check_head(self.config, self.head)
         self.chosen = chosen_images(self.all_images, self.config, self.classes)
         return self.chosen
@@ -285,7 +285,7 @@ class Supervision(Recipe):
         """Write the file, and measure what it is worth."""
         assert run.folder is not None
         assert isinstance(run.objective, Supervised)
-        run.display.say("measuring, and writing the report")
+        run.display.say("measuring the result and writing the report")
         head, learner, path = run.objective.head, run.learner, run.folder.path / self._file
         result: dict[str, Any] = {
             "method": self.config.method,
@@ -353,16 +353,16 @@ def _classes(images: Images, test: Images | None) -> list[str]:
         raise LabelsError(
             "these images have no labels",
             expected="a folder with a sub-folder for each class, a list with labels, or a labelled data set",
-            todo="without labels, use `selfmask adapt`",
+            todo="add labels, or adapt without them: `selfmask adapt`",
         )
     if len(set(images.labels)) < 2:
-        raise LabelsError("there is only one class to learn", expected="two or more", found=images.classes)
+        raise LabelsError("there is only one class", expected="two or more classes", found=images.classes)
     if test is not None and test.classes != images.classes:
         raise LabelsError(
             "training and test images number their classes differently",
             expected=images.classes,
             found=test.classes,
-            todo="open both together: open_labelled",
+            todo="open both together with open_labelled",
         )
     return images.classes or [str(number) for number in range(max(images.labels) + 1)]
 
@@ -381,10 +381,10 @@ def _kind(head: Head) -> str:
 def _check_head(config: TrainConfig, head: Head | None) -> None:
     if (config.head == "clip-text") != isinstance(head, TextHead):
         raise ConfigError(
-            "the head is not the one that the settings ask for",
+            "the head does not match the settings",
             expected=config.head,
             found="none" if head is None else type(head).__name__,
-            todo="give head=TextHead(...) together with head='clip-text' in the settings",
+            todo="pass head=TextHead(...) together with head='clip-text' in the settings",
         )
 
 

@@ -53,7 +53,7 @@ class ImageStore(Dataset[Tensor]):
         if side < 1:
             raise ConfigError("side must be at least 1 pixel", found=side)
         if not 0 <= max_bad <= 1:
-            raise ConfigError("max_bad is a share", expected="0 to 1", found=max_bad)
+            raise ConfigError("max_bad is out of range", expected="a share from 0 to 1", found=max_bad)
         self.side, self.max_bad = side, max_bad
         self.workers = workers or _processors()
         self.names, self.labels, self.classes = images.names, images.labels, images.classes

@@ -15,7 +15,7 @@ def read_class_names(file: Path) -> list[str]:
     except (OSError, ValueError) as error:
         raise MalformedDataError(
             f"cannot read class names from {printable(file)}",
-            expected="a text file in UTF-8, one name a line",
+            expected="a UTF-8 text file with one name per line",
             found=getattr(error, "strerror", None) or error,
             todo="check the path, or save the file as UTF-8",
         ) from error
@@ -23,7 +23,7 @@ def read_class_names(file: Path) -> list[str]:
     if not names or len(set(names)) < len(names):
         raise MalformedDataError(
             f"cannot use the class names in {printable(file)}",
-            expected="a different name for each class, one a line",
-            found=f"{next(name for name in names if names.count(name) > 1)!r} twice" if names else "no name",
+            expected="a different name for each class, one per line",
+            found=f"{next(name for name in names if names.count(name) > 1)!r} twice" if names else "no names",
         )
     return names

@@ -36,7 +36,7 @@ def open_list(file: Path) -> FileImages:
     """A text file with one path a line, relative to the file; after a tab or a comma, optionally, its label."""
     rows = _rows(file)
     if not rows:
-        raise NoImagesError(f"no image is listed in {printable(file)}", expected="one path a line")
+        raise NoImagesError(f"no images are listed in {printable(file)}", expected="one path per line")
     files = [str(file.parent / path) for path, *_ in rows]
     names = [printable(Path(path)) for path, *_ in rows]
     if all(len(row) == 1 for row in rows):
@@ -45,9 +45,9 @@ def open_list(file: Path) -> FileImages:
         if len(row) != 2:
             raise MalformedDataError(
                 f"{printable(file)}: image {number} has {'no label' if len(row) == 1 else 'more than one label'}",
-                expected="path and label in every line, or the path alone in every line",
+                expected="path and label on every line, or only the path on every line",
                 found=printable(Path(", ".join(row))),
-                todo='put paths with a comma in quotes ("a,b.jpg"), or part path and label by a tab',
+                todo='quote paths that contain a comma ("a,b.jpg"), or separate path and label with a tab',
             )
     texts = [printable(Path(label)) for _, label in rows]
     if all(text.isascii() and text.isdecimal() and len(text) < 10 for text in texts):
@@ -72,10 +72,10 @@ def _images(root: Path) -> list[Split]:
     if not images:
         seen = ", ".join(f"{count} x {kind or 'no extension'}" for kind, count in others.most_common(5))
         raise NoImagesError(
-            f"no image in {printable(root)}",
-            expected=f"files that end in {' '.join(EXTENSIONS)}",
-            found=f"other files only: {seen}" if others else "no file at all",
-            todo="give the folder with the images, or convert them first",
+            f"there are no images in {printable(root)}",
+            expected=f"files ending in {' '.join(EXTENSIONS)}",
+            found=f"only other files: {seen}" if others else "no files at all",
+            todo="give the folder that contains the images, or convert them first",
         )
     return images
 
@@ -126,9 +126,9 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
             return sorted(entries, key=lambda entry: entry.name)
     except OSError as error:
         raise NoImagesError(
-            f"cannot look into the folder {printable(folder)}",
+            f"cannot open the folder {printable(folder)}",
             found=error.strerror,
-            todo="let this user read it, or give a list file with the images you mean",
+            todo="give this user permission to read it, or give a list file of the images",
         ) from error
 
 

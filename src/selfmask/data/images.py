@@ -68,7 +68,7 @@ def decode_image(source: Path | bytes | BinaryIO, *, near: int | None = None) ->
         return _decode(io.BytesIO(source) if isinstance(source, bytes) else source, near)
     except Exception as error:  # Pillow's decoders raise nearly every kind of error on damaged files
         raise BadImageError(
-            f"cannot read {name}", expected=f"a whole image ({', '.join(FORMATS)})", found=_reason(error)
+            f"cannot read {name}", expected=f"a complete image ({', '.join(FORMATS)})", found=_reason(error)
         ) from error
 
 
@@ -93,7 +93,7 @@ def array_to_rgb(values: NDArray[Any]) -> Tensor:
     if values.ndim != 2 and not (values.ndim == 3 and values.shape[2] in (3, 4)):
         raise BadImageError("not an image", expected="1, 3 or 4 channels", found=f"shape {values.shape}")
     if 0 in values.shape:
-        raise BadImageError("an image without pixels", found=f"shape {values.shape}")
+        raise BadImageError("an image has no pixels", found=f"shape {values.shape}")
     if np.issubdtype(values.dtype, np.floating):
         low, high = float(values.min()), float(values.max())
         if not (low >= -1e-3 and high <= 1 + 1e-3):  # also true for NaN
@@ -101,7 +101,7 @@ def array_to_rgb(values: NDArray[Any]) -> Tensor:
                 "the values of an image are out of range",
                 expected="floats from 0 to 1",
                 found=f"floats from {low:.3g} to {high:.3g}",
-                todo="leave normalisation out of the data set: the backbone brings its own",
+                todo="remove the normalisation from the data set: the backbone's own is applied",
             )
         values = np.round(values.clip(0, 1) * 255).astype(np.uint8)
     if values.dtype != np.uint8 and not (values.dtype == np.uint16 and values.ndim == 2):
@@ -125,7 +125,7 @@ def _decode(stream: BinaryIO, near: int | None) -> Tensor:
     with Image.open(stream, formats=FORMATS) as image:
         pixels, limit = image.width * image.height, Image.MAX_IMAGE_PIXELS
         if pixels == 0:
-            raise _UnreadableError("an image without pixels")
+            raise _UnreadableError("it has no pixels")
         if limit is not None and pixels > limit:
             raise _UnreadableError(f"{pixels:,} pixels, more than PIL.Image.MAX_IMAGE_PIXELS allows ({limit:,})")
         if near is not None:
@@ -161,7 +161,7 @@ def _wide_grey(values: NDArray[Any]) -> Image.Image:
 def _reason(error: Exception) -> str:
     """Why, in one line."""
     if isinstance(error, UnidentifiedImageError):
-        return "not an image of these formats"
+        return "not an image in one of these formats"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror.lower()
     return " ".join(f"{error}".split()) or type(error).__name__

@@ -28,19 +28,19 @@ def matched(train: Images, test: Images) -> Labels:
     names, test_names = _names(train, "training"), _names(test, "test")
     if (train.classes is None) != (test.classes is None):
         raise LabelsError(
-            "only one of training and test images has names for its classes",
+            "only one of the training and test sets has class names",
             expected="names in both, or numbers in both",
-            todo="use folders or lists of the same kind for both",
+            todo="use the same kind of folder or list for both",
         )
     known = set(names)
     order = train.classes or sorted(known, key=int)
     classes = [name for name in order if name in known]
     if unknown := sorted(set(test_names) - known):
         raise LabelsError(
-            f"{len(unknown):,} classes of the test images have no training image, and could never be predicted",
-            expected=f"some of {_listed(classes)}",
+            f"{len(unknown):,} classes of the test images have no training images, so they can never be predicted",
+            expected=f"only {_listed(classes)}",
             found=_listed(unknown),
-            todo="add training images of these classes, or leave their test images out; check how names are written",
+            todo="add training images of these classes, or remove their test images; check the spelling of the names",
         )
     _check_several(classes)
     number = {name: i for i, name in enumerate(classes)}
@@ -50,10 +50,10 @@ def matched(train: Images, test: Images) -> Labels:
 def _check_several(classes: Sequence[str]) -> None:
     if len(classes) < 2:
         raise LabelsError(
-            "all images are of one class",
-            expected="two classes or more",
+            "all images belong to one class",
+            expected="two or more classes",
             found=_listed(classes),
-            todo="add images of another class: with one alone, every guess is right",
+            todo="add images of another class: with only one, every prediction is correct",
         )
 
 
@@ -62,9 +62,9 @@ def check_left(train: set[int], test: set[int], classes: Sequence[str]) -> None:
     _check_several([classes[number] for number in sorted(train)])
     if lost := [classes[number] for number in sorted(test - train)]:
         raise LabelsError(
-            f"no training image of {len(lost):,} classes can be read, so that they could never be predicted",
+            f"{len(lost):,} classes have no readable training images, so they can never be predicted",
             found=_listed(lost),
-            todo="repair their files, or leave their test images out",
+            todo="repair their files, or remove their test images",
         )
 
 
@@ -74,16 +74,16 @@ def _names(images: Images, which: str) -> list[str]:
         raise LabelsError(
             f"the {which} images have no labels",
             expected="a folder with a sub-folder for each class, a list with labels, or a labelled data set",
-            todo="sort some images into folders by class; `selfmask embed` works without labels",
+            todo="sort some images into one folder per class, or use `selfmask embed`, which needs no labels",
         )
     if images.classes is None:
         return [str(label) for label in images.labels]
     if len(set(images.classes)) < len(images.classes):
         double = sorted({name for name in images.classes if images.classes.count(name) > 1})
-        raise LabelsError(f"several classes of the {which} images have one name", found=_listed(double))
+        raise LabelsError(f"several classes of the {which} images have the same name", found=_listed(double))
     if odd := sorted({label for label in images.labels if not 0 <= label < len(images.classes)}):
         raise LabelsError(
-            f"labels of the {which} images that stand for no class",
+            f"the {which} images have labels that do not match any class",
             expected=f"0 to {len(images.classes) - 1}",
             found=_listed([str(label) for label in odd]),
         )

@@ -66,9 +66,9 @@ def open_named(name: str, split: str) -> Images:
         return DatasetImages(_fetched(name.lower(), split))
     close = difflib.get_close_matches(name.lower(), known_names(), n=3, cutoff=0.5)
     raise UnknownDataError(
-        f"no folder, no file and no data set is called {printable(Path(name))}",
+        f"there is no folder, file or data set {printable(Path(name))}",
         expected=f"a path, or one of {', '.join(known_names())}",
-        todo=f"did you mean {' or '.join(close)}?" if close else "check the path, or take one of these names",
+        todo=f"did you mean {' or '.join(close)}?" if close else "check the path, or use one of these names",
     )
 
 
@@ -97,7 +97,7 @@ def open_arrays(file: Path, split: str) -> ArrayImages:
         raise _malformed(file, f"one integer label for each of {len(pixels)} images", f"{labels.dtype} {labels.shape}")
     names = None if classes is None else [str(name) for name in classes.ravel()]
     if labels is not None and len(labels) and (labels.min() < 0 or (names is not None and labels.max() >= len(names))):
-        allowed = "labels from 0" if names is None else f"labels from 0 to {len(names) - 1}, as there are class names"
+        allowed = "labels from 0" if names is None else f"labels from 0 to {len(names) - 1}, one for each class name"
         raise _malformed(file, allowed, f"{labels.min()} to {labels.max()}")
     return ArrayImages(pixels, None if labels is None else [int(label) for label in labels], names)
 
@@ -123,10 +123,10 @@ def _part(name: str, kind: str, arguments: dict[str, Any]) -> Dataset[Any]:
             return fetched
         except Exception as error:
             raise DataUnavailableError(
-                f"the data set {name} is not on this machine and could not be fetched",
-                expected=f"its files below {printable(folder)}, or a network",
+                f"the data set {name} is not on this machine and could not be downloaded",
+                expected=f"its files under {printable(folder)}, or internet access",
                 found=f"{type(error).__name__}: {error}",
-                todo=f"on a machine with a network, open {name} once and copy that folder; or put the images as "
-                f"{name}.npz there (arrays train_images, train_labels, test_images, test_labels); or name the folder "
-                "that has them in SELFMASK_DATA",
+                todo=f"on a machine with internet access, open {name} once and copy that folder; or save the images "
+                f"there as {name}.npz (arrays train_images, train_labels, test_images, test_labels); or set "
+                "SELFMASK_DATA to the folder that contains them",
             ) from error

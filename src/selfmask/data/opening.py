@@ -30,7 +30,9 @@ def open_images(where: str | Path | Dataset[Any], *, split: str = "train") -> Im
     if isinstance(where, Dataset):
         return DatasetImages(where)
     if not isinstance(where, str | Path):
-        raise ConfigError("cannot take images from this", expected="a path, a name or a Dataset", found=type(where))
+        raise ConfigError(
+            "cannot read images from this object", expected="a path, a name or a Dataset", found=type(where)
+        )
     if str(where) in BUNDLED:
         return open_named(str(where), split)
     path = Path(os.path.expanduser(where))  # noqa: PTH111  # Path.expanduser raises where there is no such user
@@ -38,7 +40,7 @@ def open_images(where: str | Path | Dataset[Any], *, split: str = "train") -> Im
     if not os.path.exists(path):  # noqa: PTH110  # Path.exists raises on names that no path can have
         if isinstance(where, str) and _is_name(where):
             return open_named(where, split)
-        raise NoImagesError(f"there is no {printable(path)}", expected="a folder or a file", todo="check the path")
+        raise NoImagesError(f"{printable(path)} does not exist", expected="a folder or a file", todo="check the path")
     if path.is_dir():
         return open_folder(path, split)
     if kind in _LISTS:
@@ -46,10 +48,10 @@ def open_images(where: str | Path | Dataset[Any], *, split: str = "train") -> Im
     if kind == ".npz":
         return open_arrays(path, split)
     raise NoImagesError(
-        f"cannot take images from the file {printable(path)}",
+        f"cannot read images from the file {printable(path)}",
         expected=f"a folder, a list file ({', '.join(_LISTS)}) or an array file (.npz)",
-        found="a single image" if kind in EXTENSIONS else f"a file {kind or 'without extension'}",
-        todo="give the folder that it lies in, or a list file that names it" if kind in EXTENSIONS else None,
+        found="a single image" if kind in EXTENSIONS else f"a file {kind or 'without an extension'}",
+        todo="give the folder that contains it, or a list file that names it" if kind in EXTENSIONS else None,
     )
 
 

@@ -37,9 +37,9 @@ def open_split(data: str) -> Split:
         both = {os.path.realpath(file) for file in train.files} & {os.path.realpath(file) for file in test.files}
         if both:
             raise EvaluationError(
-                f"{len(both):,} images are training images and test images",
+                f"{len(both):,} images are both training and test images",
                 found=", ".join(sorted(both)[:3]),
-                todo="take them, or the links to them, out of one of the two",
+                todo="remove them, or the links to them, from one of the two",
             )
     return Split(train, test, divided=True)
 
@@ -49,7 +49,7 @@ def _divided(images: Images) -> tuple[Images, Images]:
     learned = label_split(matched(images, images).train, _LEARNED, seed=0)
     tested = sorted({*range(len(images))} - {*learned})
     if not tested:
-        raise LabelsError("nothing is left to test with", expected="more images of each class", found=len(images))
+        raise LabelsError("no images are left for testing", expected="more images of each class", found=len(images))
     return SomeImages(images, learned), SomeImages(images, tested)
 
 

@@ -95,7 +95,7 @@ class DatasetImages(Images):
                 "the data set has no length",
                 expected="a data set with __len__ and __getitem__",
                 found=type(dataset).__name__,
-                todo="give a map-style data set; an iterable one can be written to a folder first",
+                todo="give a map-style data set, or write an iterable one to a folder first",
             ) from None
         super().__init__(_numbers(count), _labels(dataset), _classes(dataset))
         self.dataset = dataset

@@ -25,9 +25,9 @@ def label_split(
     names of the numbers, are for what an error says.
     """
     if not 0 < fraction <= 1:
-        raise LabelsError("no such share of the labels", expected="above 0, at most 1", found=fraction)
+        raise LabelsError("the share of labels is out of range", expected="above 0, at most 1", found=fraction)
     if not len(labels):
-        raise LabelsError("no labels to choose from")
+        raise LabelsError("there are no labels to choose from")
     numbers = np.asarray(labels)
     random = np.random.default_rng(seed)
     if stratified:
@@ -46,8 +46,8 @@ def _count(fraction: float, size: int) -> int:
 
 def _no_image(missing: list[str], fraction: float, seed: int) -> LabelsError:
     return LabelsError(
-        f"a share of {fraction:g} of the labels leaves classes without an image",
-        expected="an image of every class at least",
-        found=f"with seed {seed}, none of {len(missing):,}: {', '.join(missing[:10])}{' ...' if missing[10:] else ''}",
-        todo="choose the same share of every class (--stratified), or a larger share, or another seed",
+        f"a share of {fraction:g} of the labels leaves some classes without images",
+        expected="at least one image of every class",
+        found=f"seed {seed} leaves out {len(missing):,}: {', '.join(missing[:10])}{' ...' if missing[10:] else ''}",
+        todo="draw the same share from every class (--stratified), or use a larger share or another seed",
     )

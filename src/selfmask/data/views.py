@@ -81,7 +81,7 @@ class ViewsConfig:
         for name, limit in (("large_scale", 1.0), ("small_scale", 1.0), ("blur_sigma", math.inf)):
             pair = _numbers(name, getattr(self, name), 2)
             if not 0 < pair[0] <= pair[1] <= limit or math.isinf(pair[1]):
-                raise ConfigError(f"{name} is no range", expected=f"0 < low <= high <= {limit}", found=pair)
+                raise ConfigError(f"{name} is not a valid range", expected=f"0 < low <= high <= {limit}", found=pair)
             object.__setattr__(self, name, pair)  # a tuple, also where JSON gave a list
         jitter = _numbers("jitter", self.jitter, 4)
         if not (all(0 <= strength < math.inf for strength in jitter) and jitter[3] <= 0.5):
@@ -156,7 +156,7 @@ class MultiCrop:
                 "views cannot be made with this interpolation",
                 expected="bilinear or bicubic",
                 found=preprocessing.interpolation,
-                todo="give a Preprocessing with another interpolation",
+                todo="pass a Preprocessing with one of these interpolations",
             )
         self.config = config
         self._mode = preprocessing.interpolation
@@ -191,11 +191,13 @@ class MultiCrop:
         crops = self.config.large + self.config.small
         if not images or draws.uniform.shape[:2] != (len(images), crops):
             expected = f"at least one image, and draws for {len(images)} image(s) and {crops} crops"
-            raise ConfigError("images and draws do not belong together", expected=expected, found=len(draws))
+            raise ConfigError("images and draws do not match", expected=expected, found=len(draws))
         for image in images:
             if image.dtype != torch.uint8 or image.ndim != 3 or image.shape[0] != 3 or not image.numel():
                 found = f"{image.dtype} {list(image.shape)}"
-                raise ConfigError("views are made of RGB images", expected="uint8 [3, height, width]", found=found)
+                raise ConfigError(
+                    "views can only be made from RGB images", expected="uint8 [3, height, width]", found=found
+                )
 
     def _plan(self, images: Sequence[Tensor], uniform: Tensor, scale: tuple[float, float]) -> _Plan:
         """What will happen in the crops of one size, crop after crop."""
@@ -260,7 +262,7 @@ def _within(uniform: Tensor, low: Tensor | float, high: Tensor | float) -> Tenso
 
 def _whole(name: str, value: object, least: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ConfigError(f"{name} is out of range", expected=f"a whole number from {least} on", found=repr(value))
+        raise ConfigError(f"{name} is out of range", expected=f"a whole number, {least} or more", found=repr(value))
 
 
 def _numbers(name: str, value: object, count: int) -> tuple[float, ...]:

@@ -44,6 +44,6 @@ def _computed(
     model, preprocessing = embedder.module(variants), embedder.preprocessing
     rows, kept = embed(model, images, preprocessing, batch_size=batch_size, progress=progress)
     if not kept:
-        raise EvaluationError(f"none of the {len(images):,} images could be read", todo="check what was given as data")
+        raise EvaluationError(f"none of the {len(images):,} images could be read", todo="check the data that was given")
     parts = rows.chunk(len(variants), 1)
     return {variant: Vectors(part.contiguous(), kept) for variant, part in zip(variants, parts, strict=True)}

@@ -60,7 +60,7 @@ def write_features(
         todo = [number for number, part in enumerate(parts) if not _is_whole(part)]
         resumed = todo[0] * _per_part(batch_size) if todo else len(images)
         if resumed:
-            say(f"{resumed:,} of {len(images):,} images were done already: going on after them")
+            say(f"{resumed:,} of {len(images):,} images were embedded already: continuing with the rest")
         if todo:
             batches = embed_batches(
                 embedder.module([embedder.variant]),
@@ -106,7 +106,8 @@ def _parts(path: Path, about: dict[str, Any], images: int, batch_size: int, say:
     if folder.exists() and not (folder / f"{run}.json").exists():
         before = [json.loads(other.read_text()) for other in sorted(folder.glob("*.json"))]
         differs = sorted({key for other in before for key in about if other.get(key) != about[key]})
-        say(f"{folder} holds work on other input ({', '.join(differs) or 'unknown'}): starting from the beginning")
+        what = ", ".join(differs) or "unknown"
+        say(f"{folder} holds partial results for other inputs ({what}): starting from the beginning")
         _clear(folder)
     folder.mkdir(parents=True, exist_ok=True)
     with _atomic(folder / f"{run}.json") as file:
@@ -170,7 +171,7 @@ def _outcome(parts: list[Path], images: Images) -> tuple[list[str], list[tuple[s
         raise EvaluationError(
             f"none of the {len(images):,} images could be read",
             found="; ".join(f"{name}: {why}" for name, why in bad[:3]),
-            todo="check what was given as images",
+            todo="check the images that were given",
         )
     return names, bad
 
@@ -195,12 +196,12 @@ def _format(path: Path) -> Assemble:
         return _npz
     if path.suffix != ".parquet":
         raise FeaturesWriteError(
-            f"cannot tell the format of {path}", expected="a name that ends in .npz or .parquet", found=path.name
+            f"unknown file format: {path}", expected="a name ending in .npz or .parquet", found=path.name
         )
     if find_spec("pyarrow") is None:
         raise MissingExtraError(
             f"cannot write {path}: pyarrow is not installed",
-            todo="pip install 'selfmask[parquet]', or choose a name that ends in .npz",
+            todo="pip install 'selfmask[parquet]', or choose a name ending in .npz",
         )
     return _parquet
 
@@ -258,14 +259,14 @@ def _atomic(path: Path, target: Path | None = None) -> Iterator[IO[bytes]]:
 def _disk_errors(path: Path) -> Iterator[None]:
     try:
         if path.is_dir():
-            raise IsADirectoryError(21, "this is a folder")
+            raise IsADirectoryError(21, "it is a folder")
         yield
     except FeaturesWriteError:
         raise
     except OSError as error:
         raise FeaturesWriteError(
             f"cannot write {path}",
-            expected="a file name in a folder that can be written, with room on the disk",
+            expected="a file in a writable folder, on a disk with free space",
             found=error.strerror or error,
-            todo="make room or choose another place; the same command goes on where this one stopped",
+            todo="free some space or choose another folder, then run the same command again to continue",
         ) from error

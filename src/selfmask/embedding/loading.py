@@ -87,14 +87,14 @@ def load(
         return _of_file(kinds, path, backbone, weights)
     if backbone is not None:
         raise EmbedderError(
-            f"{what} is no run folder and no mask file to put on {backbone}",
-            todo="check the path; to use the backbone without a mask, give its name alone",
+            f"{what} is neither a run folder nor a mask file, so it cannot be used with {backbone}",
+            todo="check the path; to use the backbone without a mask, give only its name",
         )
     try:
         found = load_backbone(str(what), weights=weights)
     except UnknownBackboneError as error:
         raise EmbedderError(
-            f"{what} is no run folder, no mask file and no backbone",
+            f"{what} is not a run folder, a mask file or a backbone",
             expected=f"an existing folder or .smn file, or {error.expected}",
             todo="check the path, or list names with `selfmask backbones PATTERN`",
         ) from error
@@ -110,8 +110,8 @@ def _of_run(kinds: Sequence[FileKind], folder: Path, name: str | None, weights: 
     raise EmbedderError(
         f"the run in {folder} is not finished",
         expected=" or ".join(file.name for file in files),
-        found="no such file in it",
-        todo=f"finish it: the command that began it, with --resume {folder}",
+        found="no such file in the folder",
+        todo=f"finish it with the command that started it and --resume {folder}",
     )
 
 
@@ -121,13 +121,15 @@ def _backbone_of(folder: Path) -> tuple[str | None, Path | None]:
         config = json.loads((folder / RunFile.CONFIG).read_text())
     except (OSError, ValueError) as error:
         raise EmbedderError(
-            f"{folder} is no run folder",
-            expected=f"{RunFile.CONFIG}, as `selfmask adapt --out` writes it",
+            f"{folder} is not a run folder",
+            expected=f"{RunFile.CONFIG}, which `selfmask adapt --out` writes",
             found=getattr(error, "strerror", None) or error,
             todo="give a run folder, a mask file (.smn) or the name of a backbone",
         ) from error
     if not isinstance(config, dict):
-        raise EmbedderError(f"{folder / RunFile.CONFIG} is no configuration", expected="an object", found=type(config))
+        raise EmbedderError(
+            f"{folder / RunFile.CONFIG} contains no settings", expected="a JSON object", found=type(config)
+        )
     name, weights = config.get("backbone"), config.get("weights")
     if not (isinstance(name, str | None) and isinstance(weights, str | None)):
         raise EmbedderError(f"{folder / RunFile.CONFIG} names no backbone", expected="text", found=(name, weights))
@@ -139,9 +141,9 @@ def _of_file(kinds: Sequence[FileKind], path: Path, name: str | None, weights: P
         opened = next((opened for kind in kinds if (opened := kind.open(file)) is not None), None)
     if opened is None:
         raise EmbedderError(
-            f"{path} is not a file that vectors can be made with",
+            f"{path} cannot be used to make vectors",
             expected=", ".join(kind.run_file for kind in kinds),
-            todo="give a run folder, a file of one, or the name of a backbone",
+            todo="give a run folder, a file from one, or the name of a backbone",
         )
     name = name or opened.base_name
     if name is None:
@@ -156,7 +158,7 @@ def _of_file(kinds: Sequence[FileKind], path: Path, name: str | None, weights: P
             f"the backbone of {path} cannot be loaded",
             expected=name,
             found=error.what,
-            todo="name one on this machine: --backbone NAME, with --weights FILE if its weights are in a file",
+            todo="give one that is on this machine: --backbone NAME, with --weights FILE if its weights are in a file",
         ) from error
     return opened.on(backbone)
 

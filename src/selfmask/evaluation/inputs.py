@@ -18,7 +18,7 @@ def as_labels(labels: Tensor | Sequence[int], features: Tensor, whose: str) -> T
     numbers = torch.as_tensor(labels)
     if numbers.ndim != 1 or len(numbers) != len(features) or numbers.is_floating_point():
         raise LabelsError(
-            f"labels that do not fit {whose}",
+            f"the labels do not match {whose}",
             expected=f"{len(features)} whole numbers",
             found=f"{numbers.dtype} of shape {list(numbers.shape)}",
         )
@@ -28,14 +28,16 @@ def as_labels(labels: Tensor | Sequence[int], features: Tensor, whose: str) -> T
 def check_features(features: Tensor, whose: str) -> Tensor:
     """Features as float32 rows, none missing and all finite."""
     if features.ndim != 2 or 0 in features.shape:
-        raise EvaluationError(f"no vectors of {whose}", expected="one row an image", found=list(features.shape))
+        raise EvaluationError(
+            f"there are no vectors of {whose}", expected="one row per image", found=list(features.shape)
+        )
     features = features.float()
     finite = lengths_of(features).isfinite()  # of the length: to ask every number takes as much memory as they do
     if not bool(finite.all()):
         raise EvaluationError(
-            f"vectors of {whose} that are not finite",
-            found=f"{int((~finite).sum())} of {len(features)} rows with NaN, infinity or numbers near it",
-            todo="look at the run's log: a mask whose loss became NaN is of no use",
+            f"some vectors of {whose} are not finite",
+            found=f"{int((~finite).sum())} of {len(features)} rows with NaN, infinite or overflowing values",
+            todo="check the run's log: a mask whose loss became NaN cannot be used",
         )
     return features
 

@@ -83,7 +83,7 @@ def _neighbours(bank: Tensor, queries: Tensor, k: int, exclude_self: bool = Fals
     """Similarities and numbers of the `k` nearest, nearest first, for some queries at a time."""
     bank, queries = (check_features(x, "the images") for x in (bank, queries))
     if bank.shape[1] != queries.shape[1] or (exclude_self and len(bank) != len(queries)):
-        raise EvaluationError("queries that do not fit the bank", expected=list(bank.shape), found=list(queries.shape))
+        raise EvaluationError("the queries do not match the bank", expected=list(bank.shape), found=list(queries.shape))
     k = _possible(k, len(bank) - exclude_self)
     # The similarities are divided by the lengths, not the bank: a copy of it could be more than there is memory for.
     lengths = lengths_of(bank).clamp_(min=1e-12)
@@ -101,7 +101,7 @@ def _neighbours(bank: Tensor, queries: Tensor, k: int, exclude_self: bool = Fals
 def _possible(k: int, size: int) -> int:
     if k < 1 or size < 1:
         raise EvaluationError(
-            "no neighbours to ask", expected="k >= 1 and another image", found=f"k={k}, {size} images"
+            "there are no neighbours", expected="k >= 1 and at least one other image", found=f"k={k}, {size} images"
         )
     if k > size:
         warnings.warn(f"k = {k} is more than the bank holds: using all {size} of it", stacklevel=4)

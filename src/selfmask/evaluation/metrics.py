@@ -37,11 +37,11 @@ def score(ranked: Tensor, truth: Tensor, classes: Sequence[str]) -> Scores:
     count = len(classes)
     if ranked.ndim != 2 or truth.ndim != 1 or len(ranked) != len(truth) or not ranked.numel():
         raise LabelsError(
-            "predictions that do not fit the labels", expected=list(truth.shape), found=list(ranked.shape)
+            "the predictions do not match the labels", expected=list(truth.shape), found=list(ranked.shape)
         )
     ranked, truth = ranked.cpu().long(), truth.cpu().long()
     if int(truth.min()) < 0 or int(truth.max()) >= count or int(ranked[:, 0].min()) < 0 or int(ranked.max()) >= count:
-        raise LabelsError("class numbers that name no class", expected=f"0 to {count - 1}")
+        raise LabelsError("some class numbers do not match any class", expected=f"0 to {count - 1}")
     confusion = torch.bincount(truth * count + ranked[:, 0], minlength=count**2).view(count, count)
     right, images = confusion.diagonal().tolist(), confusion.sum(1).tolist()
     hits = (ranked[:, :TOP] == truth[:, None]).any(1)

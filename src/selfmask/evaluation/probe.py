@@ -55,7 +55,7 @@ def linear_probe_fit(
     classes: Tensor
     classes, targets = numbers.unique(return_inverse=True)  # type: ignore[no-untyped-call]
     if len(classes) < 2:
-        raise LabelsError("a probe needs labels of two classes or more", found=f"only class {int(numbers[0])}")
+        raise LabelsError("a linear probe needs labels of two or more classes", found=f"only class {int(numbers[0])}")
     weight, bias, converged = solve(rows, targets, len(classes), penalty / len(rows), on_progress)
     if not converged:
         warnings.warn("the linear probe did not converge: its accuracy may be too low", stacklevel=2)
@@ -94,7 +94,7 @@ def few_label_probe(
     """`linear_probe` with a share of every class's training labels: the mean over seeds, and the accuracy for each."""
     y = as_labels(labels, train, "the images").cpu()
     if seeds < 1:
-        raise LabelsError("no labels to learn from", expected="a seed at least", found=seeds)
+        raise LabelsError("there are no labels to learn from", expected="at least one seed", found=seeds)
     splits = [label_split(y.tolist(), fraction, seed) for seed in range(seeds)]
     each = [linear_probe(train[chosen], y[chosen], test, test_labels) for chosen in splits]
     return float(np.mean(each)), each

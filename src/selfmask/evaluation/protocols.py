@@ -39,11 +39,13 @@ class Settings:
     def __post_init__(self) -> None:
         """What cannot work is refused before images are looked at."""
         if not 0 < self.label_fraction <= 1:
-            raise LabelsError("no such share of the labels", expected="above 0, at most 1", found=self.label_fraction)
+            raise LabelsError(
+                "the share of labels is out of range", expected="above 0, at most 1", found=self.label_fraction
+            )
         if self.seeds < 1 or self.k < 1 or not 0 < self.temperature < math.inf:
             raise EvaluationError(
-                "cannot measure so",
-                expected="a seed, a neighbour and a temperature above 0 (0.1 in the paper)",
+                "these evaluation settings are out of range",
+                expected="at least one seed and one neighbour, and a temperature above 0 (0.1 in the paper)",
                 found=f"seeds {self.seeds}, k {self.k}, temperature {self.temperature}",
             )
 
@@ -112,18 +114,18 @@ def check_head(head: Classifier | None, classes: Sequence[str]) -> Classifier:
     """The head, if there is one and it was made for just these classes."""
     if head is None:
         raise HeadError(
-            "there is no head to measure",
-            expected="a mask, or a backbone, trained with labels",
-            todo="train one with `selfmask train`, or measure with --protocol knn,linear",
+            "there is no head to evaluate",
+            expected="a mask or backbone trained with labels",
+            todo="train one with `selfmask train`, or use --protocol knn,linear",
         )
     unknown, more = sorted(set(classes) - set(head.classes)), sorted(set(head.classes) - set(classes))
     if unknown or more:
         raise HeadError(
-            "the head was trained for other classes than these images have",
+            "the head was trained on other classes than those of these images",
             expected=", ".join(head.classes[:_SHOWN]) + (" ..." if len(head.classes) > _SHOWN else ""),
-            found=f"{len(unknown)} classes that it does not know ({', '.join(unknown[:_SHOWN]) or 'none'}), "
-            f"{len(more)} that these images do not have ({', '.join(more[:_SHOWN]) or 'none'})",
-            todo="give images of the same classes, named alike, or measure with --protocol knn,linear",
+            found=f"{len(unknown)} classes unknown to the head ({', '.join(unknown[:_SHOWN]) or 'none'}), "
+            f"{len(more)} that these images lack ({', '.join(more[:_SHOWN]) or 'none'})",
+            todo="give images of the same classes with the same names, or use --protocol knn,linear",
         )
     return head
 
@@ -139,7 +141,7 @@ def protocols_of(text: str) -> list[str]:
     if not names or (unknown := [name for name in names if name not in PROTOCOLS]):
         raise EvaluationError(
             "unknown protocol" if names else "no protocol",
-            expected=f"some of {', '.join(PROTOCOLS)}, with commas between",
+            expected=f"one or more of {', '.join(PROTOCOLS)}, separated by commas",
             found=", ".join(unknown) if names else repr(text),
         )
     return names

@@ -85,7 +85,9 @@ def decode(
         elif codec == RAW:
             bits[name] = np.frombuffer(payload, np.uint8).copy()  # a copy can be written to
         elif codec == LZMA and payload:
-            raise CorruptMaskFileError("bytes beside the shared stream", found=f"{len(payload)} for {name}")
+            raise CorruptMaskFileError(
+                "a mask in the shared stream also has bytes of its own", found=f"{len(payload)} for {name}"
+            )
     for name, packed in bits.items():
         _check_packed(packed, sizes[name])
     return bits
@@ -131,7 +133,7 @@ def _check_packed(packed: Bits, n: int) -> None:
     if packed.size != -(-n // 8):
         raise CorruptMaskFileError("a mask has the wrong length", expected=-(-n // 8), found=packed.size)
     if n % 8 and packed[-1] & (0xFF >> n % 8):
-        raise CorruptMaskFileError("a mask has bits beyond its last weight")
+        raise CorruptMaskFileError("a mask has bits after its last weight")
 
 
 # ---- rice -------------------------------------------------------------------------------------------------------
@@ -172,7 +174,7 @@ def _unrice_checked(payload: memoryview, n: int, members: Callable[[Borders], li
     at = 1 + 2 * number
     borders = (np.frombuffer(payload[1:at], "<u2").astype(np.uint32) << 16).view(np.float32)
     if borders.size != number or not np.all(np.isfinite(borders)) or not np.all(borders[1:] < borders[:-1]):
-        raise ValueError("class borders do not fall")
+        raise ValueError("class borders do not decrease")
     classes: list[tuple[int, int]] = []
     for _ in range(number + 1):
         k = payload[at]
@@ -310,7 +312,7 @@ def _unvarint(payload: memoryview, at: int) -> tuple[int, int]:
         at += 1
         if payload[at - 1] < 0x80:
             return value, at
-    raise ValueError("a number of more than 35 bits")
+    raise ValueError("a number longer than 35 bits")
 
 
 # ---- lzma -------------------------------------------------------------------------------------------------------
@@ -329,7 +331,7 @@ def _unlzma(stream: bytes, lengths: list[int]) -> list[Bits]:
     total = sum(lengths)
     if not total:
         if stream:
-            raise CorruptMaskFileError("a shared stream that no mask uses", found=f"{len(stream)} bytes")
+            raise CorruptMaskFileError("no mask uses the shared stream", found=f"{len(stream)} bytes")
         return [np.empty(0, np.uint8) for _ in lengths]
     decoder = lzma.LZMADecompressor(format=lzma.FORMAT_RAW, filters=_lzma_filters(total))
     try:

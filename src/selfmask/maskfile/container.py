@@ -73,13 +73,15 @@ class Container:
         header = int.from_bytes(source.take(min(8, self.size)).numpy(), "little")
         if self.size < 8 or header > self.size - 8:
             raise NotAMaskFileError(
-                f"{name} is not a safetensors file, or is cut off",
+                f"{name} is not a safetensors file, or is truncated",
                 expected=f"a header of {header} bytes",
-                found=f"{self.size} bytes in all",
-                todo="give a .smn file; if it is one, fetch it again",
+                found=f"{self.size} bytes in total",
+                todo="give a .smn file; if this is one, download it again",
             )
         if header > MAX_HEADER:
-            raise CorruptMaskFileError(f"the header of {name}", expected=f"at most {MAX_HEADER} bytes", found=header)
+            raise CorruptMaskFileError(
+                f"the header of {name} is too large", expected=f"at most {MAX_HEADER} bytes", found=header
+            )
         text = source.take(header).numpy().tobytes()
         try:
             self.metadata, entries = _parsed(text)
@@ -101,7 +103,9 @@ class Container:
             expected, found = str(self.metadata.get("sha256")), content_hash(hashed, tensors)
             if found != expected:
                 raise CorruptMaskFileError(
-                    f"the content of {self.name} was altered", expected=f"SHA-256 {expected[:16]}", found=found[:16]
+                    f"the content of {self.name} has been altered",
+                    expected=f"SHA-256 {expected[:16]}",
+                    found=found[:16],
                 )
         return tensors
 
@@ -133,7 +137,9 @@ def open_container(source: Source | Container, name: str | None = None) -> Conta
 def container_bytes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str], hashed: str | None = None) -> bytes:
     """The bytes of a file: the same for the same content. `hashed` is as in `Container.read`."""
     if odd := {str(tensor.dtype) for tensor in tensors.values()} - {str(dtype) for dtype in _NAMES}:
-        raise ConfigError("tensors of a type that our files do not hold", expected=list(WIDTHS), found=sorted(odd))
+        raise ConfigError(
+            "the file format does not support tensors of this type", expected=list(WIDTHS), found=sorted(odd)
+        )
     words = dict(metadata) if hashed is None else {**metadata, "sha256": content_hash(hashed, tensors)}
     fields: dict[str, Any] = {"__metadata__": words} if words else {}
     order, at = list(_TYPES), 0
@@ -171,7 +177,7 @@ class _Bytes:
     def take(self, count: int) -> Tensor:
         """The next bytes, copied: nobody else writes to them."""
         if count > self.size - self._at:
-            raise ValueError("these bytes were read already")
+            raise ValueError("these bytes have already been read")
         part = torch.empty(count, dtype=torch.uint8)
         part.numpy()[:] = self._data[self._at : self._at + count]
         self._at += count
@@ -215,7 +221,7 @@ class _File:
                 raise self._unreadable(error.strerror or error) from error
             if not read:
                 raise CorruptMaskFileError(
-                    f"{self._name} became shorter while it was read", expected=f"{count} bytes", found=done
+                    f"{self._name} became shorter while being read", expected=f"{count} bytes", found=done
                 )
             done += read
         return part
@@ -239,11 +245,11 @@ def _without_waiting(path: str, flags: int) -> int:
 def _parsed(header: bytes) -> tuple[dict[str, str], dict[str, Any]]:
     """The metadata, text to text, and the entries of the tensors, which may be anything yet."""
     if not header.startswith(b"{"):
-        raise ValueError("the header is no object")
+        raise ValueError("the header is not an object")
     fields: dict[str, Any] = json.loads(header.decode(), object_pairs_hook=_without_doubles)
     metadata = fields.pop("__metadata__", {})
     if not isinstance(metadata, dict):
-        raise TypeError("metadata that is no object")
+        raise TypeError("the metadata is not an object")
     for text in (*metadata, *metadata.values(), *fields):
         if not isinstance(text, str):
             raise TypeError(f"text expected in the metadata, found {text!r}"[:200])
@@ -255,7 +261,7 @@ def _without_doubles(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     pairs = list(pairs)
     fields = dict(pairs)
     if len(fields) != len(pairs):
-        raise ValueError("a key stands twice in the header")
+        raise ValueError("a key appears twice in the header")
     return fields
 
 
@@ -264,30 +270,30 @@ def _table(entries: Mapping[str, Any], size: int) -> dict[str, Stored]:
     places: list[tuple[int, int, str, Stored]] = []
     for key, fields in entries.items():
         if not isinstance(fields, dict) or set(fields) != {"dtype", "shape", "data_offsets"}:
-            raise TypeError(f"{key[:100]!r} is not described as a tensor is")
+            raise TypeError(f"the entry {key[:100]!r} does not describe a tensor")
         if not isinstance(fields["dtype"], str) or fields["dtype"] not in WIDTHS:
-            raise ValueError(f"the type of {key[:100]!r} is none of {', '.join(WIDTHS)}")
+            raise ValueError(f"the type of {key[:100]!r} is not one of {', '.join(WIDTHS)}")
         shape, (begin, end) = _counts(fields["shape"]), _counts(fields["data_offsets"])
         if len(shape) > _MAX_RANK or math.prod(max(side, 1) for side in shape) >= 1 << 60:  # though it may be empty
-            raise ValueError(f"{key[:100]!r} has a shape beyond all bounds")
+            raise ValueError(f"the shape of {key[:100]!r} is too large")
         stored = Stored(fields["dtype"], shape)
         if end - begin != stored.nbytes:
-            raise ValueError(f"{key[:100]!r} takes {end - begin} bytes where {stored.nbytes} are needed")
+            raise ValueError(f"{key[:100]!r} has {end - begin} bytes instead of {stored.nbytes}")
         places.append((begin, end, key, stored))
     places.sort(key=lambda place: place[:3])
     at = 0
     for begin, end, _, _ in places:
         if begin != at:
-            raise ValueError(f"{'two tensors share' if begin < at else 'no tensor has'} the bytes at {min(begin, at)}")
+            raise ValueError(f"{'two tensors share' if begin < at else 'no tensor uses'} the bytes at {min(begin, at)}")
         at = end
     if at != size:
-        raise ValueError(f"tensors of {at} bytes in a file with room for {size}")
+        raise ValueError(f"tensors of {at} bytes in a file with {size} bytes for them")
     return {key: stored for _, _, key, stored in places}
 
 
 def _counts(values: object) -> tuple[int, ...]:
     if not isinstance(values, list) or not all(type(value) is int and 0 <= value < 1 << 63 for value in values):
-        raise TypeError("a shape or an offset that is none")
+        raise TypeError("an invalid shape or offset")
     return tuple(values)
 
 

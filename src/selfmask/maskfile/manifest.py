@@ -57,10 +57,10 @@ def parse_manifest(metadata: dict[str, str] | None) -> Manifest:
         )
     if metadata.get("version") != VERSION:
         raise UnsupportedVersionError(
-            "this mask file is of a format version that this release does not read",
+            "this release cannot read the format version of this mask file",
             expected=VERSION,
             found=str(metadata.get("version"))[:200],
-            todo="upgrade selfmask, or write the mask again with this release",
+            todo="upgrade selfmask, or save the mask again with this release",
         )
     try:
         fields = json.loads(metadata["manifest"])
@@ -96,17 +96,17 @@ def _manifest(fields: dict[str, Any]) -> Manifest:
 def _entry(fields: dict[str, Any]) -> TensorEntry:
     shape = tuple(_count(size) for size in fields["shape"])
     if len(shape) > 64 or max(shape, default=0) > 2**35:  # before they are multiplied
-        raise ValueError("a shape beyond all bounds")
+        raise ValueError("a shape that is too large")
     entry = TensorEntry(shape, _count(fields["bits"]), _count(fields["active"]), _text(fields["codec"]))
     if not entry.active <= entry.bits <= math.prod(shape) < 2**35:
-        raise ValueError(f"{entry.active} of {entry.bits} bits on in a tensor of shape {shape}")
+        raise ValueError(f"{entry.active} of {entry.bits} bits active in a tensor of shape {shape}")
     return entry
 
 
 def _preprocessing(fields: dict[str, Any]) -> Preprocessing:
     height, width = (_count(side) for side in fields["size"])
     if not (1 <= height <= _MAX_SIDE and 1 <= width <= _MAX_SIDE):
-        raise ValueError(f"images of {height} x {width} pixels")
+        raise ValueError(f"an image size of {height} x {width} pixels")
     mean, std = (tuple(_number(value) for value in fields[key]) for key in ("mean", "std"))
     return Preprocessing((height, width), mean, std, _text(fields["interpolation"]))
 

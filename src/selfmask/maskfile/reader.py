@@ -95,7 +95,9 @@ def read_mask_file(
     weights = weights_with_bits(parameters, sizes, chosen)
     for name, weight in weights.items():
         if weight.numel() != sizes[name]:
-            raise CorruptMaskFileError(f"bits for {name}", expected=weight.numel(), found=sizes[name])
+            raise CorruptMaskFileError(
+                f"the mask of {name} has the wrong number of bits", expected=weight.numel(), found=sizes[name]
+            )
     reference = _reference(manifest, sizes, references)
     coded = {name: (manifest.masks[name].codec, _bytes(tensors[f"mask.{name}"])) for name in sizes}
     shared = _bytes(tensors[SHARED]) if SHARED in tensors else b""
@@ -138,7 +140,7 @@ def _check_base(
     """Names and shapes first, then the bytes of the weights."""
     todo = f"load the mask on {manifest.base_name or 'the base it was learned on'}, with the same weights"
     if not manifest.masks:
-        raise CorruptMaskFileError("the mask file masks nothing", expected="at least one tensor", found="none")
+        raise CorruptMaskFileError("the mask file contains no masks", expected="at least one tensor", found="none")
     for name, entry in manifest.masks.items():
         shape = tuple(parameters[name].shape) if name in parameters else "no such parameter"
         if shape != entry.shape:
@@ -150,7 +152,7 @@ def _check_base(
     for what, tensors, expected in checks:
         if (found := fingerprints.of(tensors)) != expected:
             raise WrongBaseError(
-                f"the mask was learned on other {what} of this architecture",
+                f"the mask was learned on other {what}, with the same architecture",
                 expected=f"fingerprint {expected[:16]}",
                 found=found[:16],
                 todo=todo,
@@ -166,10 +168,14 @@ def _check_tensors(stored: Mapping[str, Stored], manifest: Manifest, buffers: Ma
         wanted |= {f"norm.{name}" for name in buffers}
     optional = {key for key in stored if key.startswith("head.") or (buffers is None and key.startswith("norm."))}
     if missing := sorted(wanted - set(stored)):
-        raise CorruptMaskFileError("tensors are missing", expected=missing[0], found=f"{len(missing)} missing")
+        raise CorruptMaskFileError(
+            "tensors are missing from the file", expected=missing[0], found=f"{len(missing)} missing"
+        )
     if extra := sorted(set(stored) - wanted - optional):
         raise CorruptMaskFileError(
-            "tensors that do not belong", expected=f"{len(wanted)} tensors", found=extra[0][:200]
+            "the file contains tensors that do not belong in it",
+            expected=f"{len(wanted)} tensors",
+            found=extra[0][:200],
         )
 
     most = {f"mask.{name}": -(-entry.bits // 8) for name, entry in manifest.masks.items()}
@@ -177,12 +183,17 @@ def _check_tensors(stored: Mapping[str, Stored], manifest: Manifest, buffers: Ma
     for key, limit in most.items():
         part = stored.get(key, Stored("U8", (0,)))
         if part.dtype != "U8" or len(part.shape) != 1 or part.nbytes > limit:
-            raise CorruptMaskFileError(f"{key} does not fit", expected=f"U8, at most {limit} bytes", found=part)
+            raise CorruptMaskFileError(
+                f"{key} has the wrong type or size", expected=f"U8, at most {limit} bytes", found=part
+            )
     for name, buffer in (buffers or {}).items():
         fitting = Stored("F64" if buffer.dtype == torch.float64 else "F32", tuple(buffer.shape))
         if (part := stored.get(f"norm.{name}", fitting)) != fitting:
             raise WrongBaseError(
-                f"the statistics {name} do not fit", expected=fitting, found=part, todo="load the mask on its own base"
+                f"the batch-norm statistics {name} do not match the base",
+                expected=fitting,
+                found=part,
+                todo="load the mask on the base it was learned on",
             )
     head = sum(part.nbytes for key, part in stored.items() if key.startswith("head."))
     if head > (limit := max_head({name: entry.shape for name, entry in manifest.masks.items()})):
@@ -195,7 +206,7 @@ def _chosen(
     try:
         return choose(manifest.config, manifest.masks)
     except ConfigError as error:
-        raise CorruptMaskFileError("the mask file has settings that cannot work", found=error.what) from error
+        raise CorruptMaskFileError("the settings in the mask file are not valid", found=error.what) from error
 
 
 def _reference(manifest: Manifest, sizes: Mapping[str, int], references: Iterable[PackedMask]) -> PackedMask | None:
@@ -207,17 +218,21 @@ def _reference(manifest: Manifest, sizes: Mapping[str, int], references: Iterabl
             return reference
         known.append(reference.sha256[:16])
     raise RelativeMaskError(
-        "this file stores only the difference to another mask, which is not at hand",
+        "this file stores only the difference from another mask, which is not loaded",
         expected=f"a mask with SHA-256 {manifest.relative_to[:16]}",
         found=", ".join(known) or "none",
-        todo="load that mask first, or give its file: relative_to=...",
+        todo="load that mask first, or pass its file: relative_to=...",
     )
 
 
 def _check_mask(mask: PackedMask, manifest: Manifest) -> None:
     for name, entry in manifest.masks.items():
         if mask.active[name] != entry.active:
-            raise CorruptMaskFileError(f"weights on in {name}", expected=entry.active, found=mask.active[name])
+            raise CorruptMaskFileError(
+                f"the mask of {name} has the wrong number of active weights",
+                expected=entry.active,
+                found=mask.active[name],
+            )
     if mask.sha256 != manifest.mask_sha256:
         raise CorruptMaskFileError("the mask is damaged", expected=manifest.mask_sha256[:16], found=mask.sha256[:16])
 

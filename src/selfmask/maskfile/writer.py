@@ -67,7 +67,9 @@ def _check_limits(data: bytes, mask: PackedMask) -> None:
     """Refuse to write what no reader would read."""
     header, head = int.from_bytes(data[:8], "little"), sum(value.nbytes for value in mask.head.values())
     if header > MAX_HEADER:
-        raise ConfigError("too many words for a mask file", expected=f"{MAX_HEADER} bytes", found=header)
+        raise ConfigError(
+            "the metadata of the mask file is too long", expected=f"at most {MAX_HEADER} bytes", found=header
+        )
     if head > (most := max_head(mask.shapes)):
         raise ConfigError("the head is larger than the masked weights", expected=f"at most {most} bytes", found=head)
 
@@ -83,7 +85,7 @@ def _as_tensor(payload: bytes) -> Tensor:
 def _difference(mask: PackedMask, other: PackedMask) -> dict[str, Bits]:
     if mask.sizes != other.sizes or mask.fingerprint != other.fingerprint:
         raise RelativeMaskError(
-            "a mask can only be stored relative to one over the same weights of the same base",
+            "a mask can only be stored relative to a mask of the same weights of the same base",
             expected=f"{len(mask.sizes)} tensors, {sum(mask.sizes.values())} bits",
             found=f"{len(other.sizes)} tensors, {sum(other.sizes.values())} bits",
             todo="save it without relative_to",

@@ -62,7 +62,7 @@ class MaskConfig:
         _between("active_share", self.active_share, 0.0, 1.0)
         _between("fraction", self.fraction, 0.0, 1.0)
         if self.fraction == 0:
-            raise ConfigError("fraction 0 leaves nothing to mask", expected="above 0, up to 1", found=self.fraction)
+            raise ConfigError("fraction 0 leaves nothing to mask", expected="above 0, at most 1", found=self.fraction)
         for name in ("mu", "s0"):
             value = getattr(self, name)
             if not (_is_number(value) and abs(value) <= sys.float_info.max):  # false for NaN, and for huge integers
@@ -111,5 +111,5 @@ def _patterns(name: str, value: object) -> tuple[str, ...]:
     if not isinstance(value, Sequence) or isinstance(value, str | bytes):
         raise ConfigError(f"{name} must be a list of glob patterns", found=repr(value))
     if not all(isinstance(pattern, str) for pattern in value):
-        raise ConfigError(f"{name} must hold text patterns only", found=repr(value))
+        raise ConfigError(f"{name} must contain only text patterns", found=repr(value))
     return tuple(value)

@@ -119,7 +119,9 @@ class _StraightThrough(torch.autograd.Function):
         # dL/dM_i = g_i w_i / alpha - (sum_j g_j w_j m_j) / (2 N alpha^3); the second term is alpha's share.
         weight, effective = ctx.weight, ctx.buffer
         if effective._version != ctx.version:  # what autograd checks for tensors that it saves itself
-            raise RuntimeError("the scores changed between this forward and its backward; run the forward again")
+            raise RuntimeError(
+                "the scores changed between this forward pass and its backward pass; run the forward pass again"
+            )
         if ctx.detach_alpha:
             offset = _zero(grad.device, grad.dtype)
         else:

@@ -170,7 +170,7 @@ class MaskedModel(nn.Module):
         if name not in self.mask_names:
             raise UnknownMaskError(
                 f"no mask named {name!r} is loaded",
-                expected=", ".join(self.mask_names) or "none is loaded",
+                expected=", ".join(self.mask_names) or "no masks are loaded",
                 todo="load it first: masked.load_mask(path, name=...)",
             )
         self._active = name
@@ -198,7 +198,9 @@ class MaskedModel(nn.Module):
         A batch is what the model takes: a tensor, or a tuple or list whose first item is one (labels are ignored).
         """
         if self._config(self._require_active()).norm == "frozen":
-            raise ConfigError("norm='frozen' leaves the statistics as they are", todo="choose 'adapt' or 'recalibrate'")
+            raise ConfigError(
+                "norm='frozen' keeps the batch-norm statistics unchanged", todo="choose norm='adapt' or 'recalibrate'"
+            )
         layers = {name: layer for name, layer in norm_layers(self.base).items() if hasattr(layer, "momentum")}
         if self._anchor is not None and not layers:
             return
@@ -267,7 +269,7 @@ class MaskedModel(nn.Module):
         Instead of a path, the bytes of a file do as well, or a file that is open (`maskfile.OpenedMask`).
         """
         if is_trainable and name != DEFAULT:
-            raise ConfigError("a trainable mask has no name of its own", expected=DEFAULT, found=name)
+            raise ConfigError("a trainable mask cannot have a name of its own", expected=DEFAULT, found=name)
         masked = cls(model)
         masked.load_mask(path, name, relative_to=relative_to)
         masked.config = masked._config(name)
@@ -283,7 +285,7 @@ class MaskedModel(nn.Module):
     def load_mask(self, path: MaskSource, name: str, *, relative_to: MaskSource | None = None) -> None:
         """Load a mask beside the others, bit-packed; `set_mask(name)` then makes it the active one."""
         if name in self.mask_names:
-            raise ConfigError(f"a mask named {name!r} is here already", todo="choose another name")
+            raise ConfigError(f"a mask named {name!r} is already loaded", todo="choose another name")
         mask = self._read(path, None if relative_to is None else self._resolve(relative_to))
         names = list(mask.sizes)
         known = [tied for tied in self._tied.values() if list(tied) == names]
@@ -414,7 +416,7 @@ class MaskedModel(nn.Module):
 
     def _require_active(self) -> str:
         if self._active is None or self._disabled:
-            raise ConfigError("no mask is active", todo="leave disable_mask(), or set_mask(name)")
+            raise ConfigError("no mask is active", todo="leave disable_mask(), or call set_mask(name)")
         return self._active
 
     def _config(self, name: str) -> MaskConfig:
@@ -437,8 +439,8 @@ class MaskedModel(nn.Module):
         """The last step of building: an error before leaves the user's model as it was."""
         if any(getattr(module, "grad_checkpointing", False) for module in self.base.modules()):
             raise ConfigError(
-                "activation checkpointing inside the base would recompute with unmasked weights",
-                todo="switch it off: model.set_grad_checkpointing(False)",
+                "activation checkpointing inside the base would recompute activations with unmasked weights",
+                todo="disable it: model.set_grad_checkpointing(False)",
             )
         self.base.requires_grad_(False)
 
@@ -446,9 +448,9 @@ class MaskedModel(nn.Module):
         of_norms = {f"{name}.{kind}" for name in norm_layers(self.base) for kind in ("weight", "bias")}
         if config.norm == "anchored" and (masked_norms := of_norms & set(names)):
             raise ConfigError(
-                "norm='anchored' needs the norm layers' own scales and biases",
+                "norm='anchored' needs unmasked norm layers",
                 found=f"a mask on {min(masked_norms)}",
-                todo="select='auto', or exclude the norm layers",
+                todo="use select='auto', or exclude the norm layers",
             )
         self.config = config
         self._tied[DEFAULT] = tied_names(self.base, names)
@@ -482,9 +484,9 @@ class MaskedModel(nn.Module):
     def _read(self, path: MaskSource, reference: PackedMask | None) -> PackedMask:
         if self._converted:
             raise WrongBaseError(
-                "the base was converted to another type after it was masked",
-                expected="the weights that masks are made for",
-                found="rounded ones",
+                "the base was converted to another dtype after it was masked",
+                expected="the original weights, which masks are made for",
+                found="rounded weights",
                 todo="load all masks first, then convert with .to(dtype)",
             )
         return read_mask_file(

@@ -53,7 +53,7 @@ T = TypeVar("T", bound=Rule)
 def register_rule(rule: type[T]) -> type[T]:
     """Make a rule known by its name."""
     if type(RULES.setdefault(rule.name, rule())) is not rule:
-        raise ConfigError(f"there are two rules of the name {rule.name!r}")
+        raise ConfigError(f"there are two rules named {rule.name!r}")
     return rule
 
 

@@ -32,9 +32,9 @@ def select_parameters(model: nn.Module, config: MaskConfig) -> list[str]:
     if not names:
         raise SelectionError(
             f"nothing to mask in {type(model).__name__}",
-            expected="at least one parameter chosen",
+            expected="at least one selected parameter",
             found=f"select={config.select!r}, exclude={list(config.exclude)!r}",
-            todo='pass select="all" or glob patterns of the names that model.named_parameters() lists',
+            todo='pass select="all", or glob patterns of names in model.named_parameters()',
         )
     parameters = dict(model.named_parameters(remove_duplicate=False))
     if odd := [name for name in names if not parameters[name].is_floating_point()]:
@@ -64,7 +64,7 @@ def _select(model: nn.Module, config: MaskConfig) -> list[str]:
                 raise SelectionError(
                     f"the pattern {pattern!r} matches no parameter of {type(model).__name__}",
                     expected=f"names such as {', '.join(names[:3])}",
-                    todo="list them with model.named_parameters(); * matches any text, dots included",
+                    todo="list the names with model.named_parameters(); * matches any text, including dots",
                 )
         return [name for name in names if _matches(name, select)]
     if select == "all":
@@ -188,5 +188,5 @@ def _refuse_partial_overlap(groups: dict[str, list[str]], parameters: dict[str, 
                 raise SelectionError(
                     f"{first} and {second} are different views of the same memory",
                     expected="tied weights of one shape (masked once), or separate tensors",
-                    todo=f"untie them, or leave them alone with exclude=[{first!r}, {second!r}]",
+                    todo=f"untie them, or leave them unmasked with exclude=[{first!r}, {second!r}]",
                 )

@@ -113,7 +113,7 @@ T = TypeVar("T", bound=ObjectiveConfig)
 def register(config: type[T]) -> type[T]:
     """Make an objective known by its name."""
     if OBJECTIVES.setdefault(config.name, config) is not config:
-        raise ConfigError(f"there are two objectives of the name {config.name!r}")
+        raise ConfigError(f"there are two objectives named {config.name!r}")
     return config
 
 

@@ -49,7 +49,7 @@ class ContrastConfig(ObjectiveConfig):
             if not is_number(value) or not 0 < value < math.inf:
                 raise ConfigError(f"{name} is out of range", expected="a number above 0", found=value)
         if not is_number(self.kinship) or not 0 <= self.kinship < 1:
-            raise ConfigError("kinship is a share", expected="0 to below 1", found=self.kinship)
+            raise ConfigError("kinship is out of range", expected="a share from 0 to below 1", found=self.kinship)
 
     def build(self, context: Context) -> Contrast:
         centre = torch.cat([context.frozen(batch) for batch in context.reference()]).mean(0)
@@ -88,9 +88,9 @@ class Contrast(Objective):
     def loss(self, model: nn.Module, batch: Any, progress: float) -> tuple[Tensor, Health]:
         if len(batch) < max(2, self.large_crops) or len({len(view) for view in batch}) != 1:
             found = [list(view.shape) for view in batch]
-            raise ConfigError("contrast compares several views of the same images", found=found, todo="ask for 2 views")
+            raise ConfigError("contrast needs several views of the same images", found=found, todo="use 2 large views")
         if len(batch[0]) * world() < 2:
-            raise ConfigError("contrast tells images apart", expected="2 or more at a time", found=len(batch[0]))
+            raise ConfigError("contrast needs several images in a batch", expected="2 or more", found=len(batch[0]))
         features = run_by_size(model, batch)
         with torch.autocast(features.device.type, enabled=False):
             vectors = F.normalize(self.projector(features.float()), dim=1).view(len(batch), len(batch[0]), -1)

@@ -78,7 +78,7 @@ class DINOConfig(ObjectiveConfig):
         for name, least in (("hidden", 1), ("bottleneck", 1), ("out_dim", 2)):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ConfigError(f"{name} is out of range", expected=f"a whole number from {least} on", found=value)
+                raise ConfigError(f"{name} is out of range", expected=f"a whole number, {least} or more", found=value)
         for name in ("temperature", "teacher_temperature", "teacher_temperature_start"):
             value = getattr(self, name)
             if not is_number(value) or not 0 < value < math.inf:
@@ -90,7 +90,7 @@ class DINOConfig(ObjectiveConfig):
         for name in ("teacher_warmup", "freeze_last_layer"):
             value = getattr(self, name)
             if not is_number(value) or not 0 <= value <= 1:
-                raise ConfigError(f"{name} is a share of the run", expected="0 to 1", found=value)
+                raise ConfigError(f"{name} is out of range", expected="a share of the run, from 0 to 1", found=value)
 
     def build(self, context: Context) -> DINO:
         mean = torch.cat([context.frozen(batch) for batch in context.reference()]).mean(0)
@@ -192,10 +192,10 @@ class DINO(Objective):
     def _checked(self, batch: Any) -> Sequence[Tensor]:
         if len(batch) < max(2, self.large_crops) or len({len(view) for view in batch}) != 1:
             raise ConfigError(
-                "DINO compares several views of the same images",
-                expected=f"at least {max(2, self.large_crops)} views of equally many images",
+                "DINO needs several views of the same images",
+                expected=f"at least {max(2, self.large_crops)} views, each of the same number of images",
                 found=[list(view.shape) for view in batch],
-                todo="ask for more crops",
+                todo="use more crops: --large, --small",
             )
         views: Sequence[Tensor] = batch
         return views

@@ -81,7 +81,9 @@ class TextHead(Head):
     def __init__(self, text: Tensor, scale: float, classes: Sequence[str]) -> None:
         super().__init__()
         if text.ndim != 2 or len(text) != len(classes):
-            raise HeadError("texts and classes do not belong together", expected=len(classes), found=list(text.shape))
+            raise HeadError(
+                "the text embeddings do not match the classes", expected=len(classes), found=list(text.shape)
+            )
         self.classes, self.scale = list(classes), scale
         self.register_buffer("text", F.normalize(text.float(), dim=1))
         self.text: Tensor
@@ -102,14 +104,14 @@ def seeded_linear(features: int, classes: int, seed: int) -> nn.Linear:
 def head_of(tensors: Mapping[str, Tensor]) -> Head:
     """The head that a file keeps; a file that holds none, or a broken one, is a `HeadError`."""
     if not tensors:
-        raise HeadError("there is no head in this file", todo="train one with labels: selfmask train")
+        raise HeadError("there is no head in this file", todo="train one with `selfmask train`")
     try:
         classes = json.loads(bytes(tensors["classes"].tolist()).decode())
         if not (isinstance(classes, list) and all(isinstance(name, str) for name in classes)):
-            raise TypeError("class names that are no list of texts")
+            raise TypeError("class names that are not a list of strings")
         numbers = {name: value.float() for name, value in tensors.items() if name != "classes"}
         if not all(bool(value.isfinite().all()) for value in numbers.values()):
-            raise ValueError("numbers that are not finite")
+            raise ValueError("values that are not finite")
         if "text" in numbers:
             return TextHead(numbers["text"], float(numbers["scale"]), classes).eval()
         weight, bias = numbers["weight"], numbers["bias"]
@@ -122,8 +124,8 @@ def head_of(tensors: Mapping[str, Tensor]) -> Head:
         raise
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise HeadError(
-            "the head in this file is not one of ours",
-            expected="class names with a linear or a text head, as `selfmask train` writes them",
+            "the head in this file is not valid",
+            expected="class names with a linear or a text head, as written by `selfmask train`",
             found=f"{type(error).__name__}: {error}",
             todo="use the mask without its head, or train it again",
         ) from error

@@ -56,7 +56,7 @@ class SwAVConfig(ObjectiveConfig):
         for name, least in (("projection", 1), ("prototypes", 2), ("iterations", 1), ("queue_length", 0)):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ConfigError(f"{name} is out of range", expected=f"a whole number from {least} on", found=value)
+                raise ConfigError(f"{name} is out of range", expected=f"a whole number, {least} or more", found=value)
         for name in ("temperature", "epsilon"):
             value = getattr(self, name)
             if not is_number(value) or not 0 < value < math.inf:
@@ -64,7 +64,7 @@ class SwAVConfig(ObjectiveConfig):
         for name in ("queue_start", "freeze_prototypes"):
             value = getattr(self, name)
             if not is_number(value) or not 0 <= value <= 1:
-                raise ConfigError(f"{name} is a share of the run", expected="0 to 1", found=value)
+                raise ConfigError(f"{name} is out of range", expected="a share of the run, from 0 to 1", found=value)
 
     def build(self, context: Context) -> SwAV:
         return SwAV(context.features, self, large_crops=context.large_crops, seed=context.seed)
@@ -166,10 +166,10 @@ class SwAV(Objective):
     def _checked(self, batch: Any) -> Sequence[Tensor]:
         if len(batch) < max(2, self.large_crops) or len({len(view) for view in batch}) != 1:
             raise ConfigError(
-                "SwAV compares several views of the same images",
-                expected=f"at least {max(2, self.large_crops)} views of equally many images",
+                "SwAV needs several views of the same images",
+                expected=f"at least {max(2, self.large_crops)} views, each of the same number of images",
                 found=[list(view.shape) for view in batch],
-                todo="ask for more crops",
+                todo="use more crops: --large, --small",
             )
         views: Sequence[Tensor] = batch
         return views

@@ -41,10 +41,10 @@ class Steps(Dataset[Batch]):
         self.among = torch.arange(len(store)) if among is None else torch.tensor(among)
         if len(self.among) < batch_size:
             raise TooFewImagesError(
-                "there are fewer images than a batch holds",
+                "there are fewer images than a batch needs",
                 expected=f"at least {batch_size}",
                 found=f"{len(self.among)} image(s)" + (", not counting those held out" if among is not None else ""),
-                todo=f"add images, or make the batch smaller: --batch-size {max(2, len(self.among) // 2)}",
+                todo=f"add images, or use a smaller batch: --batch-size {max(2, len(self.among) // 2)}",
             )
         self.store, self.views, self.batch_size, self.seed = store, views, batch_size, seed
         self.part = processes.part(batch_size)

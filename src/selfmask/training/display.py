@@ -55,7 +55,7 @@ class StagesDisplay(QuietDisplay):
         self.shares = {name: float(name in finished) for name in costs}
         self._before = self.done
         if finished:
-            self.say(f"{len(finished)} of {len(costs)} are finished already")
+            self.say(f"{len(finished)} of {len(costs)} are already finished")
         yield
 
     @contextmanager

@@ -38,7 +38,7 @@ class RunFolder:
         if not resume and self._has_work:
             self.close()
             raise RunExistsError(
-                f"{self.path} holds a run already",
+                f"{self.path} already contains a run",
                 todo=f"continue it: --resume {self.path}, or choose another folder: --out",
             )
 
@@ -59,7 +59,7 @@ class RunFolder:
 
     def _take(self) -> IO[str]:
         busy = RunBusyError(
-            f"another run is writing to {self.path}", todo="wait for it to end, or choose another folder: --out"
+            f"another run is writing to {self.path}", todo="wait for it to finish, or choose another folder: --out"
         )
         if self.path.resolve() in _held:  # before the file is opened: closing it again would let go of the lock
             raise busy
@@ -98,10 +98,10 @@ class RunFolder:
         before = self.read_json(self.path / RunFile.CONFIG)
         if differ := differences(_deciding(before, free), _deciding(content, free)):
             raise RunMismatchError(
-                f"{self.path} was begun with other settings",
+                f"{self.path} was started with other settings",
                 expected=", ".join(f"{key} = {old!r}" for key, (old, _) in differ.items()),
                 found=", ".join(f"{key} = {new!r}" for key, (_, new) in differ.items()),
-                todo="resume with the settings it began with, or choose another folder with --out",
+                todo="resume with its original settings, or choose another folder: --out",
             )
         if any(before["config"].get(name) != content["config"].get(name) for name in free):
             self.write_json(RunFile.CONFIG, content)
@@ -111,7 +111,7 @@ class RunFolder:
             content = json.loads(file.read_text())
         except (OSError, ValueError) as error:
             raise RunDamagedError(
-                f"{file} cannot be read", found=error, todo="begin anew in another folder with --out"
+                f"{file} cannot be read", found=error, todo="start again in another folder: --out"
             ) from error
         if not isinstance(content, dict):
             raise RunDamagedError(f"{file} is damaged", expected="a JSON object", found=type(content).__name__)
@@ -180,7 +180,7 @@ def read_checkpoint(folder: Path, name: str) -> dict[str, Any] | None:
         raise RunDamagedError(
             f"the checkpoint {file} is damaged",
             found=type(error).__name__,
-            todo=f"remove it to begin anew, or begin in another folder with --out; {file.parent} may hold another",
+            todo=f"remove it to start again, or use another folder: --out; {file.parent} may contain another",
         ) from error
     return state
 
@@ -236,7 +236,7 @@ def environment() -> dict[str, Any]:
 def _unwritable(path: Path, error: OSError) -> RunWriteError:
     return RunWriteError(
         f"cannot write {path}",
-        expected="a folder that can be written, with room on the disk",
+        expected="a writable folder, on a disk with free space",
         found=error.strerror,
-        todo="make room, or choose another folder with --out; finished work is kept and --resume goes on from it",
+        todo="free some space and continue with --resume (finished work is kept), or choose another folder: --out",
     )

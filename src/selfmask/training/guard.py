@@ -67,10 +67,10 @@ class Guard:
 
     def _collapse(self, line: Mapping[str, Any], model: nn.Module) -> str | None:
         if not math.isfinite(line["loss"]):
-            return "the loss is not a number any more"
+            return "the loss is not finite"
         health = Health.of_line(line)
         if health.spread is not None and health.spread < _SPREAD:
-            return "the features of all images have become alike"
+            return "the features of all images have collapsed to nearly the same vector"
         if isinstance(model, MaskedModel):
             for name, mask in model.masks():
                 if not bool(mask.any()):
@@ -78,7 +78,7 @@ class Guard:
         if health.guess is None or line["loss"] <= _GUESS * health.guess:
             self._learned = line["step"]
         elif line["step"] - self._learned >= _PLATEAU:
-            return f"the loss stays at ln K = {health.guess:.2f}, that of a guess"
+            return f"the loss stays at ln K = {health.guess:.2f}, the chance level"
         return None
 
     def answer(self, step: int) -> str:
@@ -86,8 +86,8 @@ class Guard:
         self._learned = step
         self.stopped, self.scale = self.scale != 1.0, GENTLER
         if self.stopped:
-            return f"stopped for good; step {self.best_step} is kept"
-        return f"went back to step {self.best_step}, and on with a quarter of the learning rate"
+            return f"stopped; step {self.best_step} is kept"
+        return f"returned to step {self.best_step}, continuing with a quarter of the learning rate"
 
     def state_dict(self) -> dict[str, Any]:
         """All but the best point itself, which has a file of its own."""

@@ -117,8 +117,8 @@ def train(
                     line |= state.guarded(guard, line, done == steps)
                 elif not math.isfinite(line["loss"]):  # before it could get into a checkpoint
                     raise DivergedRunError(
-                        f"the loss is not a number any more at step {done}",
-                        todo="lower the learning rate, or compute in float32; the checkpoint before it is kept",
+                        f"the loss is not finite at step {done}",
+                        todo="lower the learning rate, or use --precision float32 (the previous checkpoint is kept)",
                     )
                 state.log(line)
                 for report in reports:
@@ -131,7 +131,7 @@ def train(
             if stop:  # after the last step too: whoever calls may have more to do
                 raise InterruptedRunError(
                     f"stopped after step {done} of {steps}; everything is saved",
-                    todo="go on from there: --resume and the run folder; a cascade, by the same command again",
+                    todo="continue with --resume and the run folder; for a cascade, run the same command again",
                 )
     if isinstance(model, MaskedModel):
         model.progress = 1.0
@@ -181,7 +181,9 @@ class _State:
             # The start has no file: until the checkpoint is put in place, everything stands at it.
             kept = best if checkpoint["guard"]["best_step"] else copy.deepcopy(self.take(0))
             if kept is None:
-                raise RunDamagedError("the checkpoint of the best point is missing", todo="begin anew: --out")
+                raise RunDamagedError(
+                    "the checkpoint of the best point is missing", todo="start again in another folder: --out"
+                )
             self.guard.load_state_dict(checkpoint["guard"], kept)
         elif self.guard is not None:
             self.guard.begin(partial(self.take, 0))
@@ -254,7 +256,9 @@ def _parts(batch: Any, number: int, device: torch.device) -> Iterator[Any]:
     size, rest = divmod(_size(batch), number)
     if rest:
         raise ConfigError(
-            "a batch cannot be cut into equal parts", expected=f"a multiple of {number} images", found=_size(batch)
+            "a batch cannot be divided into equal micro-batches",
+            expected=f"a multiple of {number} images",
+            found=_size(batch),
         )
     for i in range(number):
         own = slice(size * i, size * (i + 1))

@@ -112,7 +112,7 @@ def lora_targets(model: nn.Module, mask: MaskConfig, rank: int) -> tuple[str, ..
             if not inner:
                 found[layer] = None
     if not found:
-        raise ConfigError("no layer of the backbone can take low-rank matrices", todo="choose another --method")
+        raise ConfigError("no layer of the backbone supports LoRA", todo="choose another --method")
     return tuple(found)
 
 

@@ -46,7 +46,7 @@ class Processes:
         """This process's part of n items that all processes share."""
         if n % self.count:
             raise ConfigError(
-                "the batch cannot be shared out among the processes",
+                "the batch cannot be divided evenly among the processes",
                 expected=f"a batch size that is a multiple of {self.count}",
                 found=n,
             )

@@ -244,10 +244,10 @@ def decoded(images: Images, size: int, max_bad: float, display: Display, folder:
     first = store[0]
     if all(torch.equal(first, store[i]) for i in range(1, len(store))):
         raise TooFewImagesError(
-            "there is nothing to tell apart in these images",
+            "there are too few different images",
             expected="many different images",
-            found=f"{len(store)} image(s)" + (", all alike" if len(store) > 1 else ""),
-            todo="check the folder; a few hundred images are a good start",
+            found=f"{len(store)} image(s)" + (", all identical" if len(store) > 1 else ""),
+            todo="check the folder; use at least a few hundred different images",
         )
     return store
 
@@ -271,7 +271,7 @@ def _fitted(views: ViewsConfig, model: nn.Module, size: int, display: Display) -
     assert views.small_size is not None
     small = math.ceil(size * views.small_size / views.size / 8) * 8
     if views.small and (taken := small_side(model, small, size)) != small:
-        display.say(f"small views have {taken} instead of {small} pixels a side: the backbone takes no others")
+        display.say(f"small views are {taken} instead of {small} pixels wide: the backbone does not accept that size")
         small = taken
     return dataclasses.replace(views, size=size, small_size=small)
 
@@ -293,4 +293,6 @@ def _told_where(out: str | Path | None) -> Iterator[None]:
     except InterruptedRunError as error:
         if out is not None:
             raise
-        raise InterruptedRunError("stopped, and nothing is kept", todo="give a run folder: out=") from error
+        raise InterruptedRunError(
+            "stopped; nothing was saved", todo="pass a run folder, out=..., to save runs"
+        ) from error

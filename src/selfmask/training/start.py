@@ -33,9 +33,9 @@ class Start:
         folder, mask = (path, path / RunFile.MASK) if path.is_dir() else (path.parent, path)
         if not mask.is_file():
             raise NotAMaskFileError(
-                f"there is no mask to begin with in {path}" if path.is_dir() else f"there is no file {path}",
+                f"there is no mask to start from in {path}" if path.is_dir() else f"{path} does not exist",
                 expected="the folder of a finished run, or a mask file (.smn)",
-                todo="check the path; a run that was cut short is finished by its command with --resume",
+                todo="check the path; if the run was interrupted, finish it with --resume",
             )
         if mask.name != RunFile.MASK or not (folder / RunFile.RESULT).is_file():
             return Start(mask)
@@ -68,8 +68,8 @@ class Start:
                 same = False
             if not same:
                 raise RunDamagedError(
-                    f"{self.mask} and the checkpoint beside it are of different runs",
-                    todo="give a copy of the mask file in another place, alone",
+                    f"{self.mask} and the checkpoint next to it belong to different runs",
+                    todo="copy the mask file to a folder of its own, and give that copy",
                 )
         return masked
 

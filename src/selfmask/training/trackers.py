@@ -47,8 +47,8 @@ class Trackers:
             for log, _close in self._started:
                 log(numbers, step)
         except OSError as error:
-            todo = "make room on the disk, then go on with --resume"
-            raise RunWriteError("the log could not be passed on", found=error, todo=todo) from error
+            todo = "free some disk space, then continue with --resume"
+            raise RunWriteError("the log could not be written for a tracker", found=error, todo=todo) from error
 
 
 def _tensorboard(folder: Path, step: int) -> tuple[Log, Callable[[], None]]:

@@ -65,7 +65,7 @@ def open_tuned(source: Source | Container) -> OpenedTuned:
             return OpenedTuned(file.name, about, file.read())
     except MaskFileError as error:
         raise BadWeightsError(
-            error.what, expected="a file that `selfmask train` wrote", found=error.found, todo=error.todo
+            error.what, expected="a file written by `selfmask train`", found=error.found, todo=error.todo
         ) from error
 
 
@@ -79,10 +79,10 @@ def load_tuned(model: nn.Module, file: Source | OpenedTuned) -> tuple[nn.Module,
     )
     if (found := Fingerprints().of(model.state_dict())) != about.fingerprint:
         raise WrongBaseError(
-            f"{path} was learned on another backbone",
+            f"{path} was trained on another backbone",
             expected=f"{about.base_name or 'a backbone'}, fingerprint {about.fingerprint[:16]}",
             found=found[:16],
-            todo="load the backbone it names, with the weights it had: --backbone, --weights",
+            todo="load the backbone it names, with the same weights: --backbone, --weights",
         )
     if about.method == "lora":
         add_lora(model, about.targets, about.rank)
@@ -104,7 +104,7 @@ def _about(file: Container) -> About:
         return About(preprocessing=Preprocessing(**preprocessing), targets=tuple(fields.pop("targets")), **fields)
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise BadWeightsError(
-            f"{file.name} is no file of a trained backbone",
-            expected="a file that `selfmask train` wrote",
+            f"{file.name} is not a file of a trained backbone",
+            expected="a file written by `selfmask train`",
             found=f"{type(error).__name__}: {error}",
         ) from error

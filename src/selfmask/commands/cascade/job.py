@@ -70,7 +70,7 @@ def opened(job: Job, given: str | Path | None) -> Iterator[RunFolder]:
     if Processes().count > 1:
         raise ConfigError(
             "a cascade runs in one process",
-            todo="start it without torchrun; a dispatcher adapted on many GPUs can be given: --dispatcher",
+            todo="start it without torchrun; a dispatcher adapted on several GPUs can be passed with --dispatcher",
         )
     with open_folder(job.folder, True, Processes()) as folder:
         assert folder is not None
@@ -85,15 +85,15 @@ def check_begun(job: Job) -> None:
     if not (job.folder / ROUTER).exists():
         raise ExpertError(
             f"the cascade in {job.folder} has no router yet",
-            todo="run the command that began it again, with --prepare for that stage alone",
+            todo="run the command that started it again (with --prepare, it stops before the experts)",
         )
     began = json.loads((job.folder / RunFile.CONFIG).read_text())
     if began.get("facts", {}).get("content") != (content := identity(job.images)[:16]):
         raise RunMismatchError(
-            f"these are not the images that the cascade in {job.folder} was begun with",
+            f"these are not the images that the cascade in {job.folder} was started with",
             expected=began.get("facts", {}).get("content"),
             found=f"{content}, {len(job.images):,} images",
-            todo="give the same images, with the same names: --data",
+            todo="give the same images under the same names: --data",
         )
 
 
@@ -105,7 +105,7 @@ def identity_of(job: Job, given: Start) -> str:
             f"{given.mask} was learned on images of another size",
             expected=preprocessing.size,
             found=size,
-            todo="leave out --size",
+            todo="omit --size",
         )
     return given.identity(job.model)
 
@@ -117,7 +117,7 @@ def check_readable(job: Job, readable: int) -> None:
             f"{bad:,} of {len(job.images):,} images cannot be read",
             expected=f"at most {job.max_bad:.0%}",
             found=f"{bad / len(job.images):.0%}",
-            todo="check the images, or allow more: --max-bad",
+            todo="check the images, or allow more unreadable ones: --max-bad",
         )
 
 
@@ -127,10 +127,10 @@ def check_memory(experts: int, width: int) -> None:
     there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if needed > there:
         raise ConfigError(
-            f"to combine {experts} experts of {width:,} features takes more memory than there is",
+            f"combining {experts} experts with {width:,} features needs more memory than is available",
             expected=f"about {needed / 2**30:.0f} GB",
             found=f"{there / 2**30:.0f} GB",
-            todo="take fewer experts: --experts",
+            todo="use fewer experts: --experts",
         )
 
 

@@ -65,7 +65,7 @@ def fit_cascade(
     """
     display = display or StagesDisplay()
     if workers < 1:
-        raise ConfigError("experts need a process to be trained in", expected="1 or more workers", found=workers)
+        raise ConfigError("workers is out of range", expected="1 or more", found=workers)
     with tempfile.TemporaryDirectory() if out is None else nullcontext(str(out)) as place:
         job = Job(
             model,
@@ -107,8 +107,8 @@ def begin(job: Job, given: str | Path | None, display: StagesDisplay) -> None:
         if given is None:
             if job.has_mask and not (job.dispatcher / RunFile.CONFIG).exists():
                 raise RunMismatchError(
-                    f"the cascade in {job.folder} was begun with a dispatcher that was given",
-                    todo="give it again, --dispatcher, or begin in another folder: --out",
+                    f"the cascade in {job.folder} was started with a given dispatcher",
+                    todo="pass it again with --dispatcher, or choose another folder: --out",
                 )
             # Also where it is finished: other settings than those it began with are refused.
             run_adapt(job, job.images, job.config.adapt, job.dispatcher, display)
@@ -122,7 +122,7 @@ def begin(job: Job, given: str | Path | None, display: StagesDisplay) -> None:
                 f"the cascade in {job.folder} has another dispatcher",
                 expected=there,
                 found=given,
-                todo="give the one it was begun with, or begin in another folder: --out",
+                todo="pass the one it was started with, or choose another folder: --out",
             )
     with display.stage(_CLUSTERS):
         masked = _dispatcher(job)
@@ -154,7 +154,7 @@ def finish(job: Job, folder: RunFolder, display: StagesDisplay) -> Cascade:
     try:
         cascade = Cascade.load(job.model, path).to(best_device())
     except MaskFileError as error:
-        todo = "remove it, and run the same command again: all experts are kept"
+        todo = "remove it and run the same command again (all experts are kept)"
         raise RunDamagedError(f"{path} cannot be used", found=error.what, todo=todo) from error
     if folder.result is None:
         from .outcome import write_outcome  # here, because matplotlib takes its time
@@ -234,11 +234,11 @@ class _Every(nn.Module):
 
 def _load_expert(masked: MaskedModel, job: Job, index: int) -> None:
     again = (
-        f"train it: `selfmask cascade expert {job.folder} --index {index}`, or run the command that began the cascade"
+        f"train it: `selfmask cascade expert {job.folder} --index {index}`, or run the command that started the cascade"
     )
     file = job.expert(index) / RunFile.MASK
     if not job.has_expert(index) or not file.is_file():
-        raise ExpertError(f"expert {index} is not trained", expected=file, found="nothing there", todo=again)
+        raise ExpertError(f"expert {index} is not trained yet", expected=file, found="no such file", todo=again)
     try:
         masked.load_mask(file, expert_name(index))
     except MaskFileError as error:

@@ -55,7 +55,7 @@ def side_by_side(job: Job, indices: list[int], workers: int, display: StagesDisp
                 time.sleep(_LOOK)
                 if asked_to_stop():
                     raise InterruptedRunError(
-                        "stopped; every expert saved what it had", todo="run the same command again to go on from there"
+                        "stopped; all experts are saved", todo="run the same command again to continue"
                     )
                 for index, each in list(running.items()):
                     if each.process.is_alive():
@@ -98,15 +98,15 @@ def _check(each: _Running, index: int) -> None:
     code = each.process.exitcode or 0
     if code < 0:
         raise RunError(
-            f"the process that trained expert {index} was ended from outside",
+            f"the process that trained expert {index} was killed",
             found=f"signal {-code}",
-            todo="run the same command again to go on from there; with fewer --workers, if memory ran out",
+            todo="run the same command again to continue, with fewer --workers if memory ran out",
         )
     if code > 0:
         raise RunError(
-            f"the process that trained expert {index} failed; its error is above",
+            f"the process that trained expert {index} failed; see its error above",
             found=f"exit code {code}",
-            todo='in a script, call it under `if __name__ == "__main__":`; or train one at a time: workers=1',
+            todo='in a script, call this under `if __name__ == "__main__":`, or train one expert at a time: workers=1',
         )
 
 
