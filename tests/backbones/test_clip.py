@@ -164,7 +164,7 @@ def test_a_folder_says_how_images_are_prepared(folder: Path) -> None:
     assert resolve(name).preprocessing == usual
     for bad in ({"resample": 99}, {"image_mean": 3}, {"image_std": [1.0]}):
         file.write_text(json.dumps(bad))
-        with pytest.raises(BadWeightsError, match="the preprocessing of .* cannot be read"):
+        with pytest.raises(BadWeightsError, match=r"the preprocessing of .* cannot be read"):
             resolve(name)
 
 

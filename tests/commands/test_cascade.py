@@ -442,7 +442,7 @@ def test_labels_of_any_kind_or_none(tmp_path: Path, whole: Path, labels: list[in
     (out / "config.json").write_text(json.dumps(began | {"facts": began["facts"] | {"content": identity(images)[:16]}}))
     collect(dataclasses.replace(job(out), images=images), StagesDisplay())
     page = (out / "report.html").read_text()
-    assert ("most common of the cluster" in page) == (labels is not None and labels[0] > 0)
+    assert ("most common in the cluster" in page) == (labels is not None and labels[0] > 0)
 
 
 def test_more_memory_than_there_is_is_not_asked_for() -> None:

@@ -248,7 +248,7 @@ def test_a_run_that_diverges_is_a_result(tmp_path: Path, monkeypatch: pytest.Mon
     config = small(methods=("frozen", "full"), label_fractions=(1.0,), seeds=1)
     for _ in range(2):  # and is not run again
         found = run(tmp_path, config)
-        assert "not a number" in found.results[Cell("full", 1.0, 0)]["diverged"]
+        assert "not finite" in found.results[Cell("full", 1.0, 0)]["diverged"]
         assert found.accuracy("full", 1.0) is None
     assert "| full fine-tuning | - | - |" in markdown(found)
     draw(found, tmp_path / "figure.png")

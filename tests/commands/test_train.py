@@ -75,7 +75,7 @@ def test_a_run_folder_holds_it_all(tmp_path: Path) -> None:
     assert np.array(scores["confusion"]).sum() == 40
     page = (folder / "report.html").read_text()
     assert "test accuracy" in page
-    assert "What is taken for what" in page
+    assert "Confusion matrix" in page
     with pytest.raises(RunMismatchError, match="method"):
         run(config(method="full"), out=folder, resume=True)
 

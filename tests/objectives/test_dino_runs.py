@@ -150,7 +150,7 @@ def test_the_guard_sees_that_images_have_become_alike() -> None:
 
 
 def test_the_guard_sees_outputs_that_say_nothing() -> None:
-    """Targets without any temperature to speak of: all outputs become alike, and the loss is that of a guess."""
+    """Targets without any temperature to speak of: all outputs become alike, and the loss is the chance level."""
     guard = Guard(lambda: 0.0, 10)
     dino = DINO(nn.Identity(), torch.zeros(8), DINOConfig(out_dim=50, teacher_temperature_start=1e6, temperature=1e3))
     torch.manual_seed(0)
@@ -160,7 +160,7 @@ def test_the_guard_sees_outputs_that_say_nothing() -> None:
         line = {"step": step, "loss": loss.item(), **{name: float(value) for name, value in health.numbers().items()}}
         found.append(guard.look(line, nn.Identity(), dict))
     assert found[0] is None
-    assert "that of a guess" in (found[-1] or "")
+    assert "the chance level" in (found[-1] or "")
 
 
 # ---- two processes -------------------------------------------------------------------------------------------

@@ -97,43 +97,43 @@ def test_the_page_shows_everything() -> None:
         "tiny on birds",
         "experts 3",
         "training images 3,003",
-        "time of all stages 3 min 11 s",
+        "time for all stages 3 min 11 s",
         "cascade file 200 kB",
         "float32 copies, one for each mask 3,200,000 32 times larger",
-        "one bit a weight for each mask 100,000",
+        "one bit per weight for each mask 100,000",
         "mask files of dispatcher and experts 50,000 2 times smaller",
         "router 4,321 23.1 times smaller",
         "PCA, conditional 25,000 4 times smaller",
         "PCA, unconditional 25,001",
-        "all of cascade.smn 200,000 2 times larger",
+        "cascade.smn, total 200,000 2 times larger",
         "4 β/32",
         "Cluster 0 1,000 images",
         "Cluster 2 1,002 images",
-        "quality 0.5234 before, 0.5512 after; 1.2% of bits changed; 87.0% of weights on; 600 steps",
-        "0% of bits changed",
+        "quality 0.5234 before, 0.5512 after; 1.2% of mask bits changed; 87.0% of weights active; 600 steps",
+        "0% of mask bits changed",
         "1 min 23 s",
         "Most common: owl 60.0%, crow 35.0%, wren 5.0%",
         "Most common: gull 75.0%, wren 25.0%",
         "2 improved on the dispatcher",
         "for 1 nothing better was found",
-        "How mixed the clusters are",
-        "40 images, placed in the plane by t-SNE and coloured by class.",
+        "Mixture of classes in each cluster",
+        "40 images, projected onto the plane by t-SNE and coloured by class.",
         "frozen backbone",
         "do not read more into it",
         "cascade.router gmm",
         "seconds.dispatcher 100.0",
     ):
         assert words in page.text, words
-    assert page.text.count("Nothing better was found: this expert is the dispatcher") == 1
-    assert page.text.count("Improved on the dispatcher, by the label-free quality") == 2
+    assert page.text.count("Nothing better was found: this expert equals the dispatcher") == 1
+    assert page.text.count("Improved on the dispatcher, according to the label-free quality") == 2
 
 
 @pytest.mark.parametrize("kept", ["mask", "start"])
 def test_the_page_leaves_it_to_labels_whether_the_cascade_is_better(kept: str) -> None:
     _, page = written(data(clusters=[cluster(0, outcome=STORY | {"kept": kept})]))
     assert "not whether it is better than the dispatcher or than the frozen backbone" in page.text
-    assert "with labels, selfmask evaluate measures that" in page.text
-    assert "an estimate" in page.text
+    assert "If you have labels, measure that with selfmask evaluate" in page.text
+    assert "as estimated by a label-free quality" in page.text
 
 
 def test_nothing_gives_a_page_without_empty_sections() -> None:
@@ -150,14 +150,14 @@ BARE: dict[str, Any] = {"classes": (), "outcome": {}, "nearest": [], "farthest":
     ("change", "gone"),
     [
         ({"clusters": []}, ["Cluster", "training images", "improved", "most common"]),
-        ({"clusters": [cluster(0, classes=())]}, ["most common", "How mixed"]),
-        ({"clusters": [cluster(0, classes=[0, 0, 0, 0])]}, ["most common", "How mixed"]),
-        ({"clusters": [cluster(0, outcome={})]}, ["improved", "Nothing better", "quality", "weights on"]),
+        ({"clusters": [cluster(0, classes=())]}, ["most common", "Mixture of classes"]),
+        ({"clusters": [cluster(0, classes=[0, 0, 0, 0])]}, ["most common", "Mixture of classes"]),
+        ({"clusters": [cluster(0, outcome={})]}, ["improved", "Nothing better", "quality", "weights active"]),
         ({"clusters": [cluster(0, **BARE)]}, ["nearest", "farthest", "improved", "Most common"]),
         ({"maps": {}}, ["t-SNE"]),
         ({"maps": {"dispatcher": np.empty((0, 2))}, "colours": []}, ["t-SNE"]),
         ({"maps": {"dispatcher": PLACES}, "colours": (), "names": ()}, ["coloured by"]),
-        ({"result": {}}, ["bytes", "time of all stages", "bits changed", "All numbers"]),
+        ({"result": {}}, ["bytes", "time for all stages", "bits changed", "All numbers"]),
         ({"result": {"bytes": None, "seconds": None, "expert_changes": None}}, ["one bit", "cascade file"]),
         ({"result": {"bytes": {"masks": 7}}}, ["smaller", "larger", "float32 copies, one"]),
         ({"config": {}}, ["Settings"]),

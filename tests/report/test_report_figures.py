@@ -161,7 +161,7 @@ def test_active_share_without_flips_is_one_panel() -> None:
     both, one = figures.mask_figure(log(9)), figures.mask_figure([{"step": 1, "active": 0.9}, {"step": 2, "active": 1}])
     assert both is not None
     assert one is not None
-    assert {"share of weights on", "flips per step", "90.0%"} <= set(texts(both))
+    assert {"share of active weights", "flips per step", "90.0%"} <= set(texts(both))
     assert "flips per step" not in texts(one)
 
 

@@ -219,7 +219,7 @@ def test_better_on_one_and_worse_on_the_other_is_said(written: Any) -> None:
     _, page = written(only(result={"knn_before": 0.8, "knn_after": 0.75, "probe_before": 0.5, "probe_after": 0.6}))
     assert "\N{MINUS SIGN}5.0 points worse" in page.text
     assert "+10.0 points better" in page.text
-    assert "Measured by k-NN accuracy, this mask is worse than the frozen backbone." in page.text
+    assert "According to k-NN accuracy, this mask is worse than the frozen backbone." in page.text
 
 
 @pytest.mark.parametrize("after", [0.8, 0.8004, 0.7996])
@@ -262,7 +262,7 @@ def test_quality_without_labels_is_judged_as_a_number_and_called_an_estimate(wri
 
 def test_weights_on_are_those_of_the_point_that_was_kept(written: Any) -> None:
     _, page = written(only(result=GATED, log=GATED_LOG))
-    assert "weights on 87.0%" in page.text
+    assert "active weights 87.0%" in page.text
 
 
 def test_quality_that_hardly_changed_is_the_same(written: Any) -> None:
@@ -276,7 +276,7 @@ def test_measures_with_labels_come_before_the_one_without_and_need_no_estimate(w
     assert page.text.index("k-NN accuracy") < page.text.index("quality without labels")
     assert "estimate" not in page.text
     _, page = written(only(result=GATED | {"knn_before": 0.7, "knn_after": 0.65}))
-    assert "Measured by k-NN accuracy, this mask is worse" in page.text
+    assert "According to k-NN accuracy, this mask is worse" in page.text
 
 
 @pytest.mark.parametrize("labels", [{}, {"knn_before": 0.7, "knn_after": 0.7}, {"knn_before": 0.7, "knn_after": 0.6}])
@@ -286,10 +286,10 @@ def test_a_mask_that_changes_nothing_is_called_that_first_of_all(written: Any, l
     plain = "Nothing better than the frozen backbone was found. The mask leaves every weight on and changes nothing"
     assert page.text.index(plain) < page.text.index("quality without labels")
     assert "0.523 0.523 0.000 the same" in page.text
-    assert "weights on 100%" in page.text
+    assert "active weights 100%" in page.text
     assert "step 0 is kept" in page.text
-    assert "the start, which is the frozen backbone" in page.text
-    for words in ("mask is worse", "estimate", "cannot say", "not to be trusted", "guessing costs"):
+    assert "the start, that is, the frozen backbone" in page.text
+    for words in ("mask is worse", "estimate", "cannot say", "do not trust", "which is the chance level"):
         assert words not in page.text
 
 
@@ -320,8 +320,8 @@ def test_nan_losses_are_said_at_the_top(written: Any) -> None:
 def test_a_loss_that_stays_at_ln_k_is_said(written: Any) -> None:
     level = math.log(500)
     log = [{"step": s, "loss": level - 0.01, "ln_k": level} for s in range(100)]
-    assert "what guessing costs" in written(only(log=log))[1].text
-    assert "what guessing costs" not in written(only(log=data().log))[1].text
+    assert "which is the chance level" in written(only(log=log))[1].text
+    assert "which is the chance level" not in written(only(log=data().log))[1].text
 
 
 def test_tensors_switched_off_are_said(written: Any) -> None:
@@ -337,7 +337,7 @@ def test_frames_say_right_and_wrong(written: Any) -> None:
     assert "0 of 12 share the class before and 12 of 12 after" in page.text
     _, page = written(only(neighbours=neighbours(labelled=False)))
     assert not any(attributes.get("class") for attributes in page.having("img"))
-    assert "judge with your own eyes" in page.text
+    assert "judge for yourself" in page.text
 
 
 def test_thumbnails_are_the_images_made_small(written: Any) -> None:

@@ -185,7 +185,7 @@ def test_a_loss_that_is_not_a_number_stops_the_run_and_is_not_saved(tmp_path: Pa
     model = network()
     with torch.no_grad():
         model[0].weight[0, 0, 0, 0] = float("inf")
-    with pytest.raises(DivergedRunError, match="not a number"):
+    with pytest.raises(DivergedRunError, match="not finite"):
         adapt(model, Clothes(), config(), out=tmp_path / "run", preprocessing=HOW)
     assert not (tmp_path / "run" / "checkpoints").exists()
 

@@ -143,7 +143,7 @@ def _facts(data: CascadeReportData) -> Iterator[tuple[str, str]]:
         yield "training images", f"{sum(cluster.size for cluster in data.clusters):,}"
     seconds = [value for value in (data.result.get("seconds") or {}).values() if is_finite(value)]
     if seconds:
-        yield "time of all stages", duration(sum(seconds))
+        yield "time for all stages", duration(sum(seconds))
     if is_finite(size := (data.result.get("bytes") or {}).get("file")):
         yield "cascade file", in_bytes(size)
 
@@ -152,12 +152,12 @@ def _sizes(data: CascadeReportData) -> Iterator[Size]:
     """The ways to store the cascade, and its parts; compared with what the paper counts."""
     titles = {
         "float32": "float32 copies, one for each mask",
-        "paper": "one bit a weight for each mask",
+        "paper": "one bit per weight for each mask",
         "masks": "mask files of dispatcher and experts",
         "router": "router",
         "conditional": "PCA, conditional",
         "unconditional": "PCA, unconditional",
-        "file": "all of cascade.smn",
+        "file": "cascade.smn, total",
     }
     found = data.result.get("bytes") or {}
     known = {name: size for name in titles if is_finite(size := found.get(name)) and size > 0}
@@ -187,9 +187,9 @@ def _card_facts(outcome: Mapping[str, Any], change: Any) -> Iterator[str]:
     if is_finite(before) and is_finite(after):
         yield f"quality {before:.4f} before, {after:.4f} after"
     if is_finite(change):
-        yield f"{percent(change)} of bits changed"
+        yield f"{percent(change)} of mask bits changed"
     if is_finite(active := outcome.get("active")):
-        yield f"{percent(active)} of weights on"
+        yield f"{percent(active)} of weights active"
     if is_finite(steps := outcome.get("steps")):
         yield f"{steps:,} steps"
     if is_finite(seconds := outcome.get("seconds")):
@@ -261,7 +261,7 @@ def mixture_figure(counts: NDArray[np.int64]) -> Markup | None:
         axes.plot(classes, cumulative_shares(counts.sum(0)), color=LIGHT["ink"], dashes=(4, 3))
         axes.xaxis.set_major_locator(MaxNLocator(10, integer=True))
         axes.yaxis.set_major_formatter(PercentFormatter(1))
-        axes.set(xlabel="classes, the most common of the cluster first", title="share of the cluster's images")
+        axes.set(xlabel="classes, most common in the cluster first", title="share of the cluster's images")
         axes.set_ylim(0, 1.03)
         return svg(figure, "share of each cluster that its most common classes make up")
 

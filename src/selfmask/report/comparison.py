@@ -97,7 +97,7 @@ def as_dict(comparison: Comparison) -> dict[str, Any]:
 
 
 def head(comparison: Comparison) -> list[str]:
-    return ["", "bytes a task", *(f"{100 * share:g} %" for share in comparison.shares)]
+    return ["", "bytes per task", *(f"{100 * share:g} %" for share in comparison.shares)]
 
 
 def markdown(comparison: Comparison) -> str:
@@ -126,11 +126,11 @@ def draw(comparison: Comparison, path: Path) -> None:
         size = comparison.bytes(method)
         sizes = [12 + 60 * (i + 1) / len(known) for i in range(len(known))]
         by_bytes.scatter([size] * len(known), means, s=sizes, color=colour, marker=mark)
-    by_share.set(xscale="log", xlabel="share of the labels, %", ylabel="test accuracy, %")
+    by_share.set(xscale="log", xlabel="share of labels, %", ylabel="test accuracy, %")
     by_share.set_xticks([100 * share for share in comparison.shares], [f"{100 * s:g}" for s in comparison.shares])
     by_share.minorticks_off()
     by_share.legend(fontsize=8)
-    by_bytes.set(xscale="log", xlabel="bytes a task (larger marks: more labels)")
+    by_bytes.set(xscale="log", xlabel="bytes per task (larger marks: more labels)")
     for axes in (by_share, by_bytes):
         axes.grid(alpha=0.3)
     figure.savefig(path, dpi=130)

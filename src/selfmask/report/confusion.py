@@ -28,7 +28,7 @@ def confusion_figure(confusion: Sequence[Sequence[int]], classes: Sequence[str],
         axes = figure.add_subplot()
         axes.imshow(pixels, interpolation="none")
         axes.grid(visible=False)
-        axes.set(xlabel="taken for", ylabel="is")
+        axes.set(xlabel="predicted class", ylabel="true class")
         if len(classes) <= MAX_NAMED:
             names = [middle_out(ascii(each)[1:-1], 18) for each in classes]
             numbers = range(len(classes))

@@ -78,7 +78,7 @@ def thumbnail(image: Tensor, side: int) -> str:
             "a report cannot show this image",
             expected="uint8 [3, height, width]",
             found=f"{image.dtype} {list(image.shape)}",
-            todo="scale the image to 0..255 and convert it to torch.uint8, three channels first",
+            todo="scale the image to 0..255 and convert it to torch.uint8, with the three channels first",
         )
     picture = Image.fromarray(image.detach().cpu().permute(1, 2, 0).contiguous().numpy())
     picture.thumbnail((side, side), Image.Resampling.LANCZOS)

@@ -130,7 +130,7 @@ def mask_figure(log: Log) -> Markup | None:
     panels = [
         (title, key, colour)
         for title, key, colour in (
-            ("share of weights on", "active", LIGHT["accent"]),
+            ("share of active weights", "active", LIGHT["accent"]),
             ("flips per step", "flips", LIGHT["second"]),
         )
         if np.isfinite(curve(log, key)[1]).any()
@@ -197,7 +197,7 @@ def layers_figure(active_by_layer: Mapping[str, float]) -> Markup | None:
         axes.tick_params(labelsize=8)
         axes.xaxis.set_major_formatter(PercentFormatter(1))
         axes.grid(visible=False)
-        return svg(figure, "share of weights on, by layer")
+        return svg(figure, "share of active weights, by layer")
 
 
 def grouped(shares: Mapping[str, float], limit: int = MAX_BARS) -> list[tuple[str, float]]:

@@ -20,7 +20,7 @@ from .figures import curve, percent, three_digits
 
 MAX_BAD_IMAGES, MAX_TEXT = 500, 600
 
-_WITH_LABELS = {"accuracy": "test accuracy", "knn": "k-NN accuracy", "probe": "linear-probe accuracy, few labels"}
+_WITH_LABELS = {"accuracy": "test accuracy", "knn": "k-NN accuracy", "probe": "linear probe accuracy, few labels"}
 _MEASURES = {**_WITH_LABELS, "quality": "quality without labels"}
 
 
@@ -159,35 +159,35 @@ def _cautions(data: ReportData, measures: Sequence[Measure]) -> Iterator[str]:
     losses, levels = curve(data.log, "loss")[1], curve(data.log, "ln_k")[1]
     finite, levels = losses[np.isfinite(losses)], levels[np.isfinite(levels)]
     if (lost := len(losses) - len(finite)) and "kept" not in data.result:  # a guarded run has gone back to before
-        yield f"The loss was not a number on {lost:,} of {len(losses):,} log lines; such a run is not to be trusted."
+        yield f"The loss was not a number on {lost:,} of {len(losses):,} log lines; do not trust such a run."
     if len(finite) and len(levels) and not _is_identity(data.result):
         end = float(finite[-math.ceil(len(finite) / 10) :].mean())
         if end >= 0.99 * levels[-1]:
             yield (
-                f"The loss ended at {end:.3f} with ln K at {levels[-1]:.3f}, which is what guessing costs: "
+                f"The loss ended at {end:.3f} with ln K at {levels[-1]:.3f}, which is the chance level: "
                 "the run was too short to learn anything, or it collapsed."
             )
     if off := [name for name, share in data.active_by_layer.items() if share == 0]:
         more = f" and {len(off) - 3} more" if len(off) > 3 else ""
-        yield f"Switched off as a whole, so that no signal passes: {', '.join(off[:3])}{more}."
+        yield f"All weights are off, so no signal passes: {', '.join(off[:3])}{more}."
 
 
 def _cautions_of_measures(measures: Sequence[Measure]) -> Iterator[str]:
     if worse := [measure.name for measure in measures if measure.verdict == "worse"]:
         yield (
-            f"Measured by {' and by '.join(worse)}, this mask is worse than the frozen backbone. Use the backbone "
-            "as it is, or adapt again: for longer, or with a lower learning rate."
+            f"According to {' and '.join(worse)}, this mask is worse than the frozen backbone. Use the backbone "
+            "as it is, or adapt again for longer or with a lower learning rate."
         )
     judged = {measure.name for measure in measures if measure.verdict}
     if not judged:
         yield (
             "Nothing was measured with labels before and after, so this page cannot say whether the mask helps. "
-            "If you have some labels, selfmask evaluate tells."
+            "If you have some labels, measure it with selfmask evaluate."
         )
     elif not judged & set(_WITH_LABELS.values()):
         yield (
-            "Nothing was measured with labels: that the mask helps is an estimate, from a quality that needs none. "
-            "If you have some labels, selfmask evaluate tells."
+            "Nothing was measured with labels: that the mask helps is an estimate by a label-free quality. "
+            "If you have some labels, measure it with selfmask evaluate."
         )
 
 
@@ -201,9 +201,9 @@ def _facts(data: ReportData) -> Iterator[tuple[str, str]]:
         yield "mask file", in_bytes(size)
     shares = curve(data.log, "active")[1]
     if is_finite(active := result.get("active")):  # of the point that was kept, which need not be the last
-        yield "weights on", percent(active)
+        yield "active weights", percent(active)
     elif np.isfinite(shares).any():
-        yield "weights on", percent(float(shares[np.isfinite(shares)][-1]))
+        yield "active weights", percent(float(shares[np.isfinite(shares)][-1]))
     if is_finite(images := result.get("images")):
         yield "images", f"{images:,}"
     if data.bad_images:
@@ -214,7 +214,7 @@ def _facts(data: ReportData) -> Iterator[tuple[str, str]]:
         yield "time", duration(seconds)
     speeds = curve(data.log, "images_per_second")[1]
     if np.isfinite(speeds).any():
-        yield "images a second", three_digits(float(np.nanmedian(speeds)))
+        yield "images per second", three_digits(float(np.nanmedian(speeds)))
     if result.get("seed") is not None:
         yield "seed", str(result["seed"])
 
@@ -223,9 +223,9 @@ def _sizes(result: Mapping[str, Any]) -> Iterator[Size]:
     rows = (
         ("float32 copy of the backbone", result.get("base_bytes")),
         ("one bit per masked weight", result.get("one_bit_bytes")),
-        ("mask file, statistics included", result.get("mask_bytes"))
+        ("mask file, including statistics", result.get("mask_bytes"))
         if "mask_bytes" in result
-        else ("file of what was trained", result.get("bytes")),
+        else ("file of the trained tensors", result.get("bytes")),
     )
     known = [(what, size) for what, size in rows if is_finite(size) and size > 0]
     if not known or known[-1][0] != rows[-1][0]:
