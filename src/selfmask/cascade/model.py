@@ -36,10 +36,11 @@ def expert_name(index: int) -> str:
 
 
 class Cascade(nn.Module):
-    """One vector for each image, of the dispatcher's width, from the dispatcher and the experts.
+    """Maps each image to one vector, as long as the dispatcher's, from the features of dispatcher and experts.
 
-    `combination` says how: "conditional" runs the dispatcher and the one expert that the router chooses, two passes of
-    the backbone an image; "unconditional" runs all experts. `scale` is as in `CascadeConfig`.
+    `combination` chooses the networks: "conditional" runs the dispatcher and the expert that the router chooses (two
+    passes of the backbone per image); "unconditional" runs the dispatcher and all experts. `scale` is as in
+    `CascadeConfig`.
 
     >>> cascade = selfmask.fit_cascade(model, "photos/", out="runs/photos")
     >>> vectors = cascade.embed("photos/")
@@ -64,7 +65,7 @@ class Cascade(nn.Module):
 
     @property
     def scale(self) -> ScaleName:
-        """What the components of combined vectors are scaled by; see `CascadeConfig`."""
+        """The scaling of the combined vectors; see `CascadeConfig`."""
         return next(iter(self.combinations.values())).scale
 
     @scale.setter
@@ -93,7 +94,7 @@ class Cascade(nn.Module):
     # ---- files -------------------------------------------------------------------------------------------------
 
     def save(self, path: str | Path) -> int:
-        """Write one file, atomically, and return its size in bytes."""
+        """Write the cascade to one file, atomically, and return its size in bytes."""
         masks = []
         for name in [DISPATCHER, *map(expert_name, range(self.experts))]:
             self.masked.set_mask(name)
@@ -109,9 +110,9 @@ class Cascade(nn.Module):
 
     @staticmethod
     def load(model: nn.Module, path: Source | OpenedCascade) -> Cascade:
-        """Put the cascade of a file on its base, in eval mode. Nothing in the file is ever run.
+        """Load a cascade from a file onto its base, in eval mode. Loading never executes code from the file.
 
-        Instead of a path, the bytes of a file do as well, or a file that is open (`cascade.file.OpenedCascade`).
+        `path` may also be the bytes of a file, or an open file (`cascade.file.OpenedCascade`).
         """
         opened = path if isinstance(path, OpenedCascade) else open_cascade(path)
         first, *others = opened.masks
@@ -135,14 +136,14 @@ class Cascade(nn.Module):
         batch_size: int = BATCH,
         progress: Progress | None = None,
     ) -> Tensor:
-        """A row for each image of a folder, a data set or whatever `adapt` takes; NaN where one could not be read."""
+        """One row per image; `images` is anything that `adapt` accepts. Rows of unreadable images are NaN."""
         combination = self._known(combination or self.combination)
         return self._all(
             lambda pixels: self.vectors(pixels, [combination])[0], self.width, images, batch_size, progress
         )
 
     def route(self, images: Any, *, batch_size: int = BATCH, progress: Progress | None = None) -> Tensor:
-        """The number of the expert for each image; -1 where one could not be read."""
+        """The number of the expert for each image; -1 for unreadable images."""
         chosen = self._all(
             lambda pixels: self.router(self._run(DISPATCHER, pixels))[:, None], 1, images, batch_size, progress
         )

@@ -121,7 +121,7 @@ PRESETS: Mapping[str, AdaptConfig] = {
 
 @dataclasses.dataclass(frozen=True)
 class AdaptResult:
-    """What came out: the masked model in eval mode, the numbers of `result.json`, and the log."""
+    """The result of `adapt`: the masked model in eval mode, the numbers in `result.json`, and the log."""
 
     model: MaskedModel
     result: dict[str, Any]
@@ -130,15 +130,15 @@ class AdaptResult:
 
     @property
     def helped(self) -> bool | None:
-        """Whether the representation got better, as far as can be told without labels; None if it was not measured.
+        """Whether the representation improved, as estimated without labels; None if that was not measured.
 
-        If not, the mask is the identity, which is the frozen backbone, or that of `start`.
+        If it did not, the mask leaves all weights on (the frozen backbone), or is that of `start`.
         """
         return None if "kept" not in self.result else self.result["kept"] == "mask"
 
     @property
     def quality(self) -> list[tuple[int, float]]:
-        """The label-free quality over the run: pairs of step and quality. The start is `result["quality_before"]`."""
+        """The label-free quality over the run: pairs of step and quality. It starts at `result["quality_before"]`."""
         return [(line["step"], line["quality"]) for line in self.log if "quality" in line]
 
 
@@ -164,16 +164,17 @@ def adapt(
     >>> result.model(batch)                 # the adapted backbone
     >>> result.model.save_pretrained("photos.smn")
 
-    model: any module that maps images to one vector each; it is frozen.
+    model: any module that maps each image to one vector; its weights are frozen.
     images: a folder, a list file, an array file, the name of a data set, or a Dataset.
     out: the run folder (log, checkpoints, mask.smn, result.json); with `resume`, a run in it is continued exactly.
-    preprocessing: what the model was trained with; timm models carry theirs, others are taken for ImageNet's.
-    about: what the run folder should say of the backbone: its name, its weights.
-    max_bad: share of images that may fail to decode.
-    labelled: images to measure with at the end, before and after.
-    start: where to begin, if not with all weights on; the gate then falls back to that.
+    preprocessing: the model's preprocessing; by default that of the timm model, otherwise ImageNet's.
+    about: names to record in the run folder, such as those of the backbone and its weights.
+    max_bad: largest share of images that may be unreadable.
+    labelled: labelled images on which to measure the frozen and the adapted backbone at the end.
+    start: mask to start from, instead of all weights on; the gate then falls back to it.
     report: whether to write report.html.
-    watch: called with the model and each line of the log, to look at more than that.
+    display: receives messages and progress; by default nothing is shown.
+    watch: callback that receives the model and each log line.
     """
     check_labels(labelled)
     about = {"backbone": Preprocessing.of_model(model)[0], "weights": None, **(about or {})}

@@ -137,7 +137,7 @@ _CLIP_PRESETS = {
 
 @dataclasses.dataclass(frozen=True)
 class TrainResult:
-    """What came out: the trained model and its head in eval mode, the numbers of `result.json`, and the log."""
+    """The result of `train`: the trained model and its head in eval mode, the numbers in `result.json`, and the log."""
 
     model: nn.Module
     head: Head
@@ -160,16 +160,16 @@ def train(
     max_bad: float = 0.05,
     display: Display | None = None,
 ) -> TrainResult:
-    """Train a mask, or what another method trains, from the labels of `images`; measure on `test`, if given.
+    """Train a mask, or a baseline method, with the labels of `images`; measure accuracy on `test`, if given.
 
     >>> train_images, test_images = open_labelled("birds/")
     >>> result = selfmask.train(backbone, train_images, TrainConfig.preset("fast"), test=test_images)
-    >>> result.head(result.model(batch))    # one number a class
+    >>> result.head(result.model(batch))    # one logit per class
 
-    model: any module that maps images to one vector each. A mask leaves it as it is; other methods change it.
-    test: images with the same classes, to measure with before and after; they are never trained on.
-    head: a head to train with in place of the config's, such as the `TextHead` of CLIP.
-    The rest is as in `adapt`.
+    model: any module that maps each image to one vector. Training a mask leaves it unchanged; other methods change it.
+    test: labelled images of the same classes, used only to measure accuracy before and after training.
+    head: head to use instead of the config's, such as the `TextHead` of CLIP.
+    The other arguments are as in `adapt`.
     """
     about = {"backbone": Preprocessing.of_model(model)[0], "weights": None, **(about or {})}
     recipe = Supervision(

@@ -71,9 +71,9 @@ def _same(train: Images, test: Images) -> bool:
 
 
 def open_labelled(data: str | Path) -> tuple[Images, Images]:
-    """Images to learn from and images to test with. Classes are matched by name, and numbered alike in both.
+    """Open labelled images as a training and a test set. Classes are matched by name and numbered alike in both.
 
-    A source that is not divided is: a fifth of each class, always the same, is kept for testing.
+    If the source has no train and test splits, a fixed fifth of each class is held out for testing.
     """
     train, test, _ = open_split(str(data))
     both = matched(train, test)

@@ -39,7 +39,7 @@ DEFAULT = "default"
 
 
 def get_masked_model(model: nn.Module, config: MaskConfig | None = None) -> MaskedModel:
-    """Freeze `model` and give the weights that `config` selects a trainable score each.
+    """Freeze `model`, and give each weight that `config` selects a trainable score.
 
     >>> masked = get_masked_model(model, MaskConfig(rule="threshold", select="auto"))
     >>> optimizer = torch.optim.SGD(masked.scores.parameters(), lr=50, momentum=0.9)
@@ -55,8 +55,8 @@ def get_masked_model(model: nn.Module, config: MaskConfig | None = None) -> Mask
 class MaskedModel(nn.Module):
     """A base model run with `W * M / alpha` in place of `W`. Build one with `get_masked_model` or `from_pretrained`.
 
-    The base is frozen and never written to: effective weights and batch-norm statistics are handed to it for
-    the length of a call. `scores` are ordinary parameters. Masks loaded from files stay bit-packed.
+    The base is frozen and never written to: effective weights and batch-norm statistics replace its own only during a
+    call. `scores` are ordinary parameters. Masks loaded from files stay bit-packed.
     """
 
     base: nn.Module
@@ -93,12 +93,12 @@ class MaskedModel(nn.Module):
 
     @property
     def active_mask(self) -> str | None:
-        """The name of the mask in use, or None where the mask is disabled."""
+        """The name of the active mask, or None if masks are disabled."""
         return None if self._disabled else self._active
 
     @property
     def num_masked(self) -> int:
-        """How many scalars carry a score, or a bit, in the active mask."""
+        """The number of weights that carry a score (or, in a loaded mask, a bit) in the active mask."""
         if (active := self._require_active()) in self._packed:
             return sum(self._packed[active].sizes.values())
         return sum(
@@ -107,7 +107,7 @@ class MaskedModel(nn.Module):
         )
 
     def sparsity(self) -> dict[str, float]:
-        """The share of masked weights that is active, per tensor and in "total" (the paper's "sparsity")."""
+        """The share of active weights among those masked, per tensor and in "total" (the paper's "sparsity")."""
         active = self._require_active()
         if active in self._packed:
             mask = self._packed[active]
@@ -120,7 +120,7 @@ class MaskedModel(nn.Module):
 
     @property
     def progress(self) -> float:
-        """How far training has come, from 0 to 1; the training loop sets it for the progressive rule."""
+        """The progress of training, from 0 to 1; the training loop sets it, and the rule progressive_topk uses it."""
         return self._progress
 
     @progress.setter
@@ -131,7 +131,7 @@ class MaskedModel(nn.Module):
 
     @property
     def fingerprints(self) -> Fingerprints:
-        """Hashes of the base's tensors as they are: those that were taken to check masks need not be taken again."""
+        """Hashes of the base's tensors; those computed to check masks are reused."""
         return Fingerprints() if self._converted else self._fingerprints
 
     # ---- running --------------------------------------------------------------------------------------------
@@ -148,7 +148,7 @@ class MaskedModel(nn.Module):
 
     @contextmanager
     def disable_mask(self) -> Iterator[None]:
-        """Within, the model is the untouched base, its own batch-norm statistics included."""
+        """Within this context, the model is the untouched base, including its own batch-norm statistics."""
         before, self._disabled = self._disabled, True
         try:
             yield
@@ -166,7 +166,7 @@ class MaskedModel(nn.Module):
             self.train(was_training)
 
     def set_mask(self, name: str) -> None:
-        """Make a mask the active one, and expand it to full weights; all others stay packed."""
+        """Make a mask the active one and expand it to full weights; all others stay bit-packed."""
         if name not in self.mask_names:
             raise UnknownMaskError(
                 f"no mask named {name!r} is loaded",
@@ -177,15 +177,15 @@ class MaskedModel(nn.Module):
         self._effective_weights(name)
 
     def delete_mask(self, name: str) -> None:
-        """Forget a loaded mask. The active one cannot be deleted: set another first."""
+        """Remove a loaded mask. The active mask cannot be deleted: activate another first."""
         if name not in self._packed or name == self._active:
             raise UnknownMaskError(f"the mask {name!r} is active, or was never loaded", found=self.mask_names)
         del self._packed[name], self._tied[name]
 
     def anchor(self, batches: Iterable[Tensor]) -> None:
-        """For norm="anchored": see what the base's norm layers make of these images, before training on their kind.
+        """For norm="anchored": record the base's batch-norm statistics on these batches, before training on them.
 
-        `recalibrate` then wants the same batches, and leaves an untrained mask with the statistics of the base.
+        Pass the same batches to `recalibrate`; for an untrained mask, it then returns to the statistics of the base.
         """
         if self._anchor is None:
             raise ConfigError("only norm='anchored' has an anchor", found=self.config.norm)
@@ -239,7 +239,7 @@ class MaskedModel(nn.Module):
     ) -> int:
         """Write the active mask to one `.smn` file, atomically, and return its size in bytes.
 
-        `relative_to` names a loaded mask, or a file, to store only the difference to; it is needed again to load.
+        With `relative_to`, a loaded mask or a file, only the difference from it is stored; loading needs it again.
         """
         data = self.mask_bytes(relative_to=relative_to, head=head, notes=notes)
         return write_atomically(Path(path), data, MaskWriteError)
@@ -247,7 +247,7 @@ class MaskedModel(nn.Module):
     def mask_bytes(
         self, *, relative_to: MaskSource | None = None, head: Mapping[str, Tensor] | None = None, notes: str = ""
     ) -> bytes:
-        """What `save_pretrained` writes: for those who keep masks in places of their own."""
+        """The content of the file that `save_pretrained` writes, to be stored elsewhere."""
         mask = self.pack(head=head, notes=notes)
         reference = None if relative_to is None else self._resolve(relative_to)
         # A converted base no longer has the weights by whose size readers tell the classes of weights.
@@ -264,9 +264,9 @@ class MaskedModel(nn.Module):
         relative_to: MaskSource | None = None,
         is_trainable: bool = False,
     ) -> MaskedModel:
-        """Put the mask of a file on its base. With `is_trainable` it gets scores, to be trained on from there.
+        """Apply the mask in a file to its base. With `is_trainable`, it gets scores, so that training can continue.
 
-        Instead of a path, the bytes of a file do as well, or a file that is open (`maskfile.OpenedMask`).
+        `path` may also be the bytes of a file, or an open file (`maskfile.OpenedMask`).
         """
         if is_trainable and name != DEFAULT:
             raise ConfigError("a trainable mask cannot have a name of its own", expected=DEFAULT, found=name)
@@ -283,7 +283,7 @@ class MaskedModel(nn.Module):
         return masked
 
     def load_mask(self, path: MaskSource, name: str, *, relative_to: MaskSource | None = None) -> None:
-        """Load a mask beside the others, bit-packed; `set_mask(name)` then makes it the active one."""
+        """Load another mask, bit-packed; `set_mask(name)` then makes it the active one."""
         if name in self.mask_names:
             raise ConfigError(f"a mask named {name!r} is already loaded", todo="choose another name")
         mask = self._read(path, None if relative_to is None else self._resolve(relative_to))
@@ -293,7 +293,7 @@ class MaskedModel(nn.Module):
         self._packed[name] = mask
 
     def merge_and_unload(self) -> nn.Module:
-        """A copy of the base with the active mask burnt in: a plain module with no trace of us."""
+        """A copy of the base with the active mask merged into its weights: a plain module, independent of selfmask."""
         dense = copy.deepcopy(self.base)
         replaced = {name: value.detach() for name, value in self._replacements().items()}
         members = dict(dense.named_parameters(remove_duplicate=False)) | dict(dense.named_buffers())
@@ -305,7 +305,7 @@ class MaskedModel(nn.Module):
         return dense
 
     def pack(self, *, head: Mapping[str, Tensor] | None = None, notes: str = "") -> PackedMask:
-        """The active mask as bits and statistics, with all that a mask file says of it."""
+        """The active mask as bits and statistics, with all metadata of a mask file."""
         active = self._require_active()
         if active in self._packed:
             mask = self._packed[active]

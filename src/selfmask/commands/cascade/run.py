@@ -56,12 +56,12 @@ def fit_cascade(
     workers: int = 1,
     display: StagesDisplay | None = None,
 ) -> Cascade:
-    """Run all stages that are not finished in `out`, and return the cascade, in eval mode.
+    """Fit a cascade to `images` and return it in eval mode; stages that are finished in `out` are not repeated.
 
     model, images, preprocessing, about, max_bad: as in `adapt`.
-    out: the folder of the cascade; cut short at any moment, the same call goes on, to the same result.
-    dispatcher: a run folder or a mask file, to take instead of adapting one.
-    workers: experts that are trained at a time, each in a process of its own.
+    out: the folder of the cascade; if the call is interrupted, repeat it to continue to the same result.
+    dispatcher: a run folder or mask file to use as the dispatcher, instead of adapting one.
+    workers: number of experts to train at once, each in its own process.
     """
     display = display or StagesDisplay()
     if workers < 1:
