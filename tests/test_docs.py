@@ -1,9 +1,10 @@
-"""Every command and every piece of Python that README and docs show is run here.
+"""Every command and every piece of Python that README and docs show is parsed here, and by `make test-all` run.
 
 On pictures in `photos/` and `labelled/`. What would need a network or hours is made smaller: the backbone is the
 bundled one, runs have two steps and batches of eight images.
 """
 
+import ast
 import re
 import shlex
 import subprocess
@@ -11,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.core import TyperCommand
 
 from selfmask.cli.adapt import NOTHING_GAINED
 
@@ -49,14 +51,48 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/adapt.md", "docs/train.md", "docs/cascade.md"])
-def test_python_runs(place: Path, page: str) -> None:
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), flags=re.DOTALL)
-    assert blocks
-    for block in blocks:
+def blocks(page: Path) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL)
+
+
+WITH_PYTHON = [page for page in PAGES if blocks(page)]
+
+
+def test_python_is_python_and_imports_what_there_is() -> None:
+    assert {"README.md", "adapt.md", "train.md", "cascade.md"} <= {page.name for page in WITH_PYTHON}
+    for page in WITH_PYTHON:
+        for block in blocks(page):
+            imports = [part for part in ast.walk(ast.parse(block)) if isinstance(part, ast.Import | ast.ImportFrom)]
+            assert imports
+            exec(compile(ast.Module(imports, []), page.name, "exec"), {})
+
+
+def test_commands_exist_with_their_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All is parsed as it stands there, and nothing is run."""
+    parsed: list[str | None] = []
+    monkeypatch.setattr(TyperCommand, "invoke", lambda command, context: parsed.append(command.name))
+    ours = 0
+    for page in PAGES:
+        for command in commands(page):
+            program, *words = shlex.split(command)
+            if program == "torchrun":
+                words = words[words.index("selfmask") + 1 :]
+            if program in ("selfmask", "torchrun"):
+                ours += 1
+                done = selfmask(*words)
+                assert done.returncode == 0, f"{page.name}: {command}\n{done.stderr}"
+    assert len(parsed) == ours > 30
+    assert selfmask("adapt", "photos", "--no-such-option").returncode == 2
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("page", WITH_PYTHON, ids=lambda page: page.name)
+def test_python_runs(place: Path, page: Path) -> None:
+    for block in blocks(page):
         subprocess.run([sys.executable, "-c", smaller(block)], cwd=place, check=True)
 
 
+@pytest.mark.heavy
 def test_commands_run(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What takes minutes (`make`, demo, comparison, benchmarks, pretraining) is only seen to exist; others test it."""
     found = list(dict.fromkeys(command for page in PAGES for command in commands(page)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import signal
 import subprocess
@@ -16,7 +17,8 @@ from PIL import Image
 
 from selfmask.cli.adapt import NOTHING_GAINED
 from selfmask.data import open_images
-from tests.cli.inside import Done, selfmask
+
+from .inside import Done, selfmask
 
 SELFMASK = str(Path(sys.executable).with_name("selfmask"))
 TINY = ("--backbone", "selfmask/tiny", "--batch-size", "8")
@@ -63,6 +65,18 @@ def test_adapt_leaves_a_mask_that_embed_and_evaluate_use(place: Path) -> None:
     assert sides["mask"] == sides["frozen"]  # the mask is the identity
 
 
+def test_a_better_mask_is_a_success(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the images say: quality is found to rise."""
+    rising = itertools.count(0.1, 0.1)
+    monkeypatch.setattr("selfmask.training.quality.Quality.__call__", lambda _: next(rising))
+    done = run(place, "adapt", "photos", *TINY, "--steps", "2", "--out", "runs/better")
+    assert json.loads((place / "runs/better/result.json").read_text())["kept"] == "mask"
+    assert done.returncode == 0, done.stderr
+    assert "quality (without labels)" in done.stdout
+    assert "Nothing better" not in done.stdout
+
+
+@pytest.mark.heavy
 def test_a_mask_that_is_kept_is_a_success(place: Path) -> None:
     """The demo in short: with as many images held out, the gate decides with room to spare."""
     tiny = ("--backbone", "selfmask/tiny", "--batch-size", "32")
@@ -101,15 +115,14 @@ def test_a_run_is_neither_overwritten_nor_resumed_with_other_settings(place: Pat
 
 
 def test_ctrl_c_saves_and_says_how_to_go_on(place: Path) -> None:
+    """In a process of its own, as signals and exit codes are."""
     command = [SELFMASK, "adapt", "photos", *TINY, "--steps", "500", "--out", "runs/cut"]
     with subprocess.Popen(command, cwd=place, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
-        for _ in range(600):
-            if (place / "runs/cut/log.jsonl").exists():
-                break
-            time.sleep(0.1)
+        while child.poll() is None and not (place / "runs/cut/log.jsonl").exists():
+            time.sleep(0.05)
         second = run(place, "adapt", "photos", *TINY, "--steps", "500", "--resume", "runs/cut")
         child.send_signal(signal.SIGINT)
-        _, errors = child.communicate(timeout=60)
+        _, errors = child.communicate()
     assert second.returncode == 2
     assert "another run is writing" in second.stderr
     assert child.returncode == 130
@@ -137,6 +150,7 @@ def test_mistakes_are_told_with_the_remedy(place: Path, arguments: tuple[str, ..
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.heavy
 def test_the_demo_measures_before_and_after(tmp_path: Path) -> None:
     done = run(tmp_path, "demo", "--steps", "2")
     assert done.returncode == 0, done.stderr

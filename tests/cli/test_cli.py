@@ -11,7 +11,8 @@ from torch import nn
 
 from selfmask import MaskConfig, get_masked_model
 from selfmask.cli import VERBS, load
-from tests.cli.inside import selfmask as run
+
+from .inside import selfmask
 
 
 @pytest.fixture
@@ -24,7 +25,7 @@ def mask_file(tmp_path: Path) -> Path:
 
 
 def test_inspect_shows_sizes_layers_and_notes(mask_file: Path) -> None:
-    result = run("inspect", str(mask_file))
+    result = selfmask("inspect", str(mask_file))
     assert result.returncode == 0, result.stderr
     assert "75.00%" in result.stdout
     assert f"{mask_file.stat().st_size:,}" in result.stdout
@@ -32,7 +33,7 @@ def test_inspect_shows_sizes_layers_and_notes(mask_file: Path) -> None:
 
 
 def test_inspect_json_adds_up(mask_file: Path) -> None:
-    found = json.loads(run("inspect", str(mask_file), "--json").stdout)
+    found = json.loads(selfmask("inspect", str(mask_file), "--json").stdout)
     sizes = found["bytes"]
     assert sizes["file"] == mask_file.stat().st_size
     assert sizes["file"] == sizes["masks"] + sizes["norm"] + sizes["head"] + sizes["words"]
@@ -46,7 +47,7 @@ def test_inspect_of_anything_else_is_an_error_with_advice(tmp_path: Path, conten
     path = tmp_path / "x.smn"
     if content is not None:
         path.write_bytes(content)
-    result = run("inspect", str(path))
+    result = selfmask("inspect", str(path))
     assert result.returncode == 2
     assert "error:" in result.stderr
     assert "do:" in result.stderr
@@ -57,13 +58,13 @@ def test_damage_is_seen_without_the_base(mask_file: Path) -> None:
     data = bytearray(mask_file.read_bytes())
     data[-3] ^= 1
     mask_file.write_bytes(data)
-    result = run("inspect", str(mask_file))
+    result = selfmask("inspect", str(mask_file))
     assert result.returncode == 2
     assert "altered" in result.stderr
 
 
 def test_help_names_every_verb_with_the_first_sentence_of_its_own() -> None:
-    result = run("--help")
+    result = selfmask("--help")
     assert result.returncode == 0
     shown = " ".join(result.stdout.replace("│", " ").split())
     for verb, words in VERBS.items():
@@ -72,7 +73,7 @@ def test_help_names_every_verb_with_the_first_sentence_of_its_own() -> None:
 
 
 def test_a_verb_that_does_not_exist_is_a_mistake_in_usage() -> None:
-    result = run("adpat")
+    result = selfmask("adpat")
     assert result.returncode == 2
     assert "adapt" in result.stderr
 

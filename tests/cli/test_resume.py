@@ -74,6 +74,15 @@ def test_a_run_of_another_verb_or_none_is_not_resumed(long: Path, tmp_path: Path
     refused(selfmask("adapt", "--resume", tmp_path), "cannot be understood")
 
 
+def test_pretraining_goes_on_too(photos: Path, tmp_path: Path) -> None:
+    out = tmp_path / "tiny"
+    fine(selfmask("pretrain", photos, "--labels", "--steps", "2", "--batch-size", "8", "--out", out))
+    config = kept(out)["config"]
+    assert (config["steps"], config["epochs"], config["weight_decay"]) == (2, None, 5e-4)  # as suits labels
+    refused(selfmask("pretrain", "--resume", out, "--no-labels"), "labels = True")
+    assert "tiny.safetensors" in fine(selfmask("pretrain", "--resume", out)).stdout
+
+
 def test_nothing_to_work_on_is_said() -> None:
     refused(selfmask("adapt"), "no images are given")
 

@@ -35,6 +35,7 @@ from ..training.small import HOW, Clothes, config, network
 
 def run(images: Any, out: Path | None = None, model: nn.Module | None = None, **options: Any) -> AdaptResult:
     changes = options.pop("changes", {"steps": 3})
+    options = {"report": False, **options}  # which takes longer than the run
     return adapt(model or network(), images, config(**changes), out=out, preprocessing=HOW, **options)
 
 
@@ -50,7 +51,8 @@ def save_images(folder: Path, number: int, *, size: int = 24, alike: bool = Fals
 
 def test_the_run_folder_holds_all_of_a_run(tmp_path: Path) -> None:
     labelled = Labelled(open_images(Clothes(40)), open_images(Clothes(40)))
-    result = run(Clothes(), tmp_path / "run", changes={"steps": 3, "track": ("tensorboard",)}, labelled=labelled)
+    changes = {"steps": 3, "track": ("tensorboard",)}
+    result = run(Clothes(), tmp_path / "run", changes=changes, labelled=labelled, report=True)
     names = {path.name for path in (tmp_path / "run").iterdir()}
     assert names >= {"config.json", "environment.json", "log.jsonl", "events", "checkpoints", "mask.smn"}
     assert names >= {"report.html", "result.json"}
@@ -90,19 +92,24 @@ def test_a_timm_model_needs_no_more_than_images() -> None:
     assert result.model.preprocessing.mean == tuple(model.pretrained_cfg["mean"])
 
 
+SWIN = {"embed_dim": 24, "depths": (1, 1, 1, 1), "num_heads": (1, 2, 4, 8)}
+
+
 @pytest.mark.parametrize(
-    ("name", "size", "small"),
+    ("name", "settings", "size", "small"),
     [
-        ("vit_tiny_patch16_224", None, 224),
-        ("swin_s3_tiny_224", None, 224),
-        ("resnet10t", 64, 32),
-        ("convnext_atto", 40, 32),
+        ("vit_tiny_patch16_224", {"embed_dim": 48, "depth": 1}, None, 224),
+        ("swin_s3_tiny_224", SWIN, None, 224),
+        ("resnet10t", {}, 64, 32),
+        ("convnext_atto", {}, 40, 32),
     ],
 )
-def test_small_views_have_a_size_that_the_backbone_takes(name: str, size: int | None, small: int) -> None:
+def test_small_views_have_a_size_that_the_backbone_takes(
+    name: str, settings: dict[str, Any], size: int | None, small: int
+) -> None:
     """As timm builds them, vision transformers take one size only."""
     seen: set[int] = set()
-    model = timm.create_model(name, num_classes=0)
+    model = timm.create_model(name, num_classes=0, **settings)
     model.register_forward_pre_hook(lambda _, inputs: seen.add(inputs[0].shape[-1]) if len(inputs[0]) > 1 else None)
     changes = {"steps": 1, "batch_size": 2, "size": size, "track": ()}
     selfmask.adapt(model, Clothes(4), AdaptConfig.preset("paper", **changes))
@@ -110,7 +117,7 @@ def test_small_views_have_a_size_that_the_backbone_takes(name: str, size: int | 
 
 
 def test_a_size_that_the_backbone_does_not_take_is_refused() -> None:
-    model = timm.create_model("vit_tiny_patch16_224", num_classes=0)
+    model = timm.create_model("vit_tiny_patch16_224", num_classes=0, embed_dim=48, depth=1)
     with pytest.raises(ConfigError, match=r"does not take images of 64 x 64[\s\S]*--size"):
         selfmask.adapt(model, Clothes(4), AdaptConfig(steps=1, batch_size=2, size=64))
 

@@ -8,10 +8,10 @@ import os
 import random
 import shutil
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from contextlib import nullcontext
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -44,23 +44,17 @@ from selfmask.training.start import Start
 from tests.training.small import HOW, config, network
 
 from ..cascade.small import EXPERTS, cascade_config, clothes
+from ..light import no_report
+from ..processes import PROCESSES
 
-ROOT = Path(__file__).parents[2]
 IMAGES = 150
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    """As in workers: sums over threads are rounded otherwise."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def fit(out: Path | None, settings: CascadeConfig | None = None, **more: Any) -> Cascade:
+    """Without a report unless it is asked for: it takes longer than the rest."""
     model = more.pop("model", None) or network()
-    return fit_cascade(model, clothes(IMAGES), settings or cascade_config(), out=out, preprocessing=HOW, **more)
+    with nullcontext() if more.pop("report", False) else no_report():
+        return fit_cascade(model, clothes(IMAGES), settings or cascade_config(), out=out, preprocessing=HOW, **more)
 
 
 def job(folder: Path, settings: CascadeConfig | None = None) -> Job:
@@ -70,7 +64,7 @@ def job(folder: Path, settings: CascadeConfig | None = None) -> Job:
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("whole") / "cascade"
-    fit(out)
+    fit(out, report=True)
     return out
 
 
@@ -171,31 +165,29 @@ def test_cut_at_a_random_moment_it_goes_on_to_the_same_file(tmp_path: Path, whol
     assert {file: file.stat().st_mtime_ns for file in finished} == finished  # what was finished is not done again
 
 
-WORKER = """
-import sys
-from pathlib import Path
-from tests.commands.test_cascade import fit
-if __name__ == "__main__":
-    fit(Path(sys.argv[1]), workers=int(sys.argv[2]))
-"""
+def fit_in_another_process(out: Path, errors: Path) -> None:
+    with errors.open("w") as file:
+        os.dup2(file.fileno(), 2)
+    fit(out, workers=2)
 
 
-def begin(out: Path, workers: int, script: Path) -> subprocess.Popen[bytes]:
-    script.write_text(WORKER)
-    env = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen([sys.executable, str(script), str(out), str(workers)], env=env, stderr=subprocess.PIPE)
+def begin(out: Path, errors: Path) -> BaseProcess:
+    """Train experts side by side in other processes, and return when one has begun."""
+    child = PROCESSES.Process(target=fit_in_another_process, args=(out, errors))
+    child.start()
+    while child.is_alive() and not list(out.glob("experts/*/log.jsonl")):
+        time.sleep(0.01)
+    return child
 
 
+@pytest.mark.heavy
 def test_killed_while_experts_are_trained_side_by_side(tmp_path: Path, whole: Path) -> None:
     """`kill -9` of the main process ends its workers, too; then the same call ends in the same file."""
     out = tmp_path / "cut"
-    child = begin(out, 2, tmp_path / "script.py")
-    while child.poll() is None and not list(out.glob("experts/*/log.jsonl")):
-        time.sleep(0.01)
+    child = begin(out, tmp_path / "errors")
     child.kill()
-    child.wait()
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
+    child.join()
+    while True:
         try:
             fit(out)
             break
@@ -206,13 +198,12 @@ def test_killed_while_experts_are_trained_side_by_side(tmp_path: Path, whole: Pa
 
 def test_ctrl_c_while_experts_are_trained_side_by_side(tmp_path: Path, whole: Path) -> None:
     out = tmp_path / "cut"
-    child = begin(out, 2, tmp_path / "script.py")
-    while child.poll() is None and not list(out.glob("experts/*/log.jsonl")):
-        time.sleep(0.01)
-    child.send_signal(signal.SIGINT)
-    _, said = child.communicate(timeout=60)
-    assert child.returncode != 0
-    assert b"InterruptedRunError" in said
+    child = begin(out, tmp_path / "errors")
+    assert child.pid is not None
+    os.kill(child.pid, signal.SIGINT)
+    child.join()
+    assert child.exitcode == 1
+    assert "InterruptedRunError" in (tmp_path / "errors").read_text()
     assert not (out / "cascade.smn").exists()
     fit(out)
     assert (out / "cascade.smn").read_bytes() == (whole / "cascade.smn").read_bytes()

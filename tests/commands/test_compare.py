@@ -33,10 +33,18 @@ from tests.cli.inside import selfmask
 from tests.cli.test_adapt import save_clothes
 from tests.commands.labelled import clothes
 from tests.commands.labelled import config as small_training
+from tests.light import no_report
 from tests.training.small import HOW, network
 from tests.training.test_loop import Stopper
 
 METHODS = ("frozen", "mask", "self-mask", "full")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _no_reports() -> Iterator[None]:
+    """Of the runs that are compared."""
+    with no_report():
+        yield
 
 
 def backbone() -> Backbone:
@@ -61,7 +69,7 @@ def run(out: Path, config: CompareConfig | None = None, **options: Any) -> Compa
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Comparison]:
+def whole(_no_reports: None, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Comparison]:
     out = tmp_path_factory.mktemp("whole")
     return out, run(out)
 

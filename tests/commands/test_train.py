@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from selfmask.data.sources import ArrayImages
 from selfmask.errors import BadImageError, ConfigError, HeadError, InterruptedRunError, LabelsError, RunMismatchError
 from selfmask.objectives.heads import LinearHead, MaskedHead, TextHead
 from selfmask.training.schedule import cosine
+from tests.light import no_report
 from tests.training.small import HOW, network
 from tests.training.test_loop import Stopper
 
@@ -27,8 +29,9 @@ FRACTIONS = (0.1, 0.5)
 
 
 def run(settings: TrainConfig, **options: Any) -> Any:
-    images, test = clothes()
-    return train(options.pop("model", None) or network(), images, settings, test=test, preprocessing=HOW, **options)
+    (images, test), model = clothes(), options.pop("model", None) or network()
+    with nullcontext() if options.pop("report", False) else no_report():
+        return train(model, images, settings, test=test, preprocessing=HOW, **options)
 
 
 @pytest.mark.parametrize("method", ["mask", "full", "linear", "bitfit"])
@@ -64,7 +67,7 @@ def test_resumed_it_ends_in_the_same_bits(tmp_path: Path, method: str, step: int
 
 
 def test_a_run_folder_holds_it_all(tmp_path: Path) -> None:
-    result = run(config(), out=tmp_path / "run")
+    result = run(config(), out=tmp_path / "run", report=True)
     folder = tmp_path / "run"
     assert json.loads((folder / "result.json").read_text()) == result.result
     scores = json.loads((folder / "scores.json").read_text())

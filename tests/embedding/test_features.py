@@ -2,7 +2,6 @@
 
 import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -21,6 +20,7 @@ from selfmask.embedding.features import Written, write_features
 from selfmask.embedding.vectors import embed
 from selfmask.errors import BadImageError, EvaluationError, FeaturesWriteError, MissingExtraError
 
+from ..processes import PROCESSES
 from .samples import HOW, embedder, pictures, tiny
 
 ENDINGS = [".npz", ".parquet"]
@@ -121,33 +121,28 @@ def test_killed_while_the_finished_file_is_put_in_place(tmp_path: Path, monkeypa
     assert list(tmp_path.iterdir()) == [out]
 
 
-SCRIPT = """
-import sys, time
-from pathlib import Path
-sys.path.insert(0, sys.argv[1])
-import torch
-torch.set_num_threads(1)
-from tests.embedding.samples import embedder
-from tests.embedding.test_features import Numbered
-from selfmask.embedding import features
-features._PART = 16
-class Slow(Numbered):
-    def load(self, i, *, near=None):
-        time.sleep(0.02 if near else 0)
+class Stuck(Numbered):
+    def load(self, i: int, *, near: int | None = None) -> Tensor:
+        if near and i >= 120:
+            time.sleep(600)
         return super().load(i, near=near)
-features.write_features(Path(sys.argv[2]), embedder(), Slow(200), batch_size=8)
-"""
+
+
+def write_until_stuck(out: Path) -> None:
+    """In another process."""
+    features._PART = 16
+    features.write_features(out, embedder(), Stuck(200), batch_size=8)
 
 
 def test_kill_9_then_the_same_again_gives_the_identical_file(tmp_path: Path) -> None:
     out, partial = tmp_path / "f.npz", tmp_path / "f.npz.partial"
-    here = str(Path(__file__).parents[2])
-    process = subprocess.Popen([sys.executable, "-c", SCRIPT, here, str(out)], cwd=here)
-    deadline = time.monotonic() + 60
-    while len(list(partial.glob("*-*.npz"))) < 3 and time.monotonic() < deadline:
+    process = PROCESSES.Process(target=write_until_stuck, args=(out,))
+    process.start()
+    while process.is_alive() and len(list(partial.glob("*-*.npz"))) < 3:
         time.sleep(0.01)
-    os.kill(process.pid, signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL
+    process.kill()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
     assert not out.exists()
     written, _ = write(out, Numbered(200))
     assert 48 <= written.resumed < 200

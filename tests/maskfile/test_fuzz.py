@@ -1,5 +1,7 @@
 """Twenty thousand mutated files: a typed error or a correct mask, never anything else, in bounded memory.
 
+Of every kind the first 500 are for every day; the others are heavy.
+
 Every case is made from its own seed, "KIND/NUMBER". To look at one again:
 
     python -m tests.maskfile.test_fuzz KIND NUMBER
@@ -401,7 +403,11 @@ MUTATIONS: dict[str, tuple[Callable[[random.Random], Case], int]] = {
     "payloads": (payloads, 2000),
 }
 STEP = 500
-PARTS = [(kind, start) for kind, (_, number) in MUTATIONS.items() for start in range(0, number, STEP)]
+PARTS = [
+    pytest.param(kind, start, marks=[pytest.mark.heavy] if start else [])
+    for kind, (_, number) in MUTATIONS.items()
+    for start in range(0, number, STEP)
+]
 
 
 def test_there_are_twenty_thousand() -> None:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import resource
 import signal
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ import torch
 from selfmask import MaskedModel
 from selfmask.errors import MaskFileError, MaskWriteError
 
+from ..processes import PROCESSES
 from .tiny import Tiny, masked_with
 
 Saver = Callable[[Path], int]
@@ -154,7 +156,7 @@ def test_threads_that_save_leave_the_umask_alone(tmp_path: Path) -> None:
     """The umask belongs to the whole process: touching it from two threads can leave every later file open to all."""
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
-    stop = time.monotonic() + 3
+    stop = time.monotonic() + 1
     models = [masked_with(Tiny(), "dense") for _ in range(8)]
     seen = set()
 
@@ -180,18 +182,14 @@ def test_threads_that_save_leave_the_umask_alone(tmp_path: Path) -> None:
 
 # ---- several writers, sudden death ------------------------------------------------------------------------------
 
-_WRITER = """
-import itertools, sys
-from selfmask import MaskedModel
-from tests.maskfile.tiny import Tiny
-target, *sources = sys.argv[1:]
-models = [MaskedModel.from_pretrained(Tiny(), source) for source in sources]
-print("ready", flush=True)
-sys.stdin.readline()
-for masked in itertools.cycle(models):
-    masked.save_pretrained(target)
-"""
-ROOT = Path(__file__).parents[2]
+
+def write_over_and_over(target: Path, sources: list[Path], told: Connection) -> None:
+    """In another process: say when ready, wait for a word, and write until killed."""
+    models = [MaskedModel.from_pretrained(Tiny(), source) for source in sources]
+    told.send("ready")
+    told.recv()
+    for masked in itertools.cycle(models):
+        masked.save_pretrained(target)
 
 
 def test_writers_that_race_and_die_leave_a_whole_file(tmp_path: Path) -> None:
@@ -206,18 +204,18 @@ def test_writers_that_race_and_die_leave_a_whole_file(tmp_path: Path) -> None:
     target = tmp_path / "out" / "a.smn"
     target.parent.mkdir()
     target.write_bytes(sources[0].read_bytes())
-    writers = []
+    writers, pipes = [], []
     for i in range(3):
-        command = [sys.executable, "-c", _WRITER, *map(str, (target, *sources[i:], *sources[:i]))]
-        writers.append(subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE))
+        mine, its = PROCESSES.Pipe()
+        writer = PROCESSES.Process(target=write_over_and_over, args=(target, [*sources[i:], *sources[:i]], its))
+        writer.start()
+        writers.append(writer)
+        pipes.append(mine)
     try:
-        for writer in writers:
-            assert writer.stdout is not None
-            assert writer.stdout.readline() == b"ready\n"
-        for writer in writers:
-            assert writer.stdin is not None
-            writer.stdin.write(b"\n")
-            writer.stdin.flush()
+        for pipe in pipes:
+            assert pipe.recv() == "ready"
+        for pipe in pipes:
+            pipe.send("go")
         masked = MaskedModel(Tiny())
         rng = random.Random(0)
         seen = []
@@ -231,16 +229,16 @@ def test_writers_that_race_and_die_leave_a_whole_file(tmp_path: Path) -> None:
             time.sleep(rng.random() * 0.01)
         assert len(set(seen)) > 1, "the writers did not write"
         for writer in writers:  # one after the other, each at some moment of its work
-            assert writer.poll() is None
-            writer.send_signal(signal.SIGKILL)
-            writer.wait()
+            assert writer.is_alive()
+            writer.kill()
+            writer.join()
             masked.load_mask(target, "a")
             masked.delete_mask("a")
             time.sleep(rng.random() * 0.02)
     finally:
         for writer in writers:
             writer.kill()
-            writer.communicate()
+            writer.join()
     # Temporary files of the killed may remain (nobody was left to remove them), but hidden and never as a .smn.
     assert [path.name for path in target.parent.iterdir() if not path.name.startswith(".")] == ["a.smn"]
     assert not [path for path in target.parent.glob("*.smn") if path != target]

@@ -30,6 +30,13 @@ def timm_model(name: str, **settings: object) -> nn.Module:
     return timm.create_model(name, num_classes=5, **settings)
 
 
+def efficientnet_lite() -> nn.Module:
+    """tf_efficientnet_lite0 with a quarter of its channels and half of its depth, which timm has no name for."""
+    efficientnet = pytest.importorskip("timm.models.efficientnet")
+    how = {"channel_multiplier": 0.25, "depth_multiplier": 0.5, "bn_eps": 1e-3, "pad_type": "same"}
+    return efficientnet._gen_efficientnet_lite("tf_efficientnet_lite0", num_classes=5, **how)
+
+
 def open_clip_tower() -> nn.Module:
     transformer = pytest.importorskip("open_clip.transformer")
     return transformer.VisionTransformer(
@@ -80,17 +87,18 @@ class Convolutional(nn.Module):
         return self.fc(self.body(x).relu().flatten(2).mean(2))
 
 
-_CHANNELS = {"channels": (16, 24, 32, 48)}
 ARCHITECTURES = {
-    "resnet18": Architecture(lambda: timm_model("resnet18", **_CHANNELS)),
-    "resnet50": Architecture(lambda: timm_model("resnet50", **_CHANNELS), select="paper-resnet"),
+    "resnet18": Architecture(lambda: timm_model("resnet18", channels=(16, 24, 32, 48))),
+    "resnet50": Architecture(
+        lambda: timm_model("resnet50", layers=(2, 1, 2, 1), channels=(16, 24, 32, 48)), select="paper-resnet"
+    ),
     "resnext": Architecture(lambda: timm_model("resnext50_32x4d", layers=(1, 1, 1, 1), channels=(32, 32, 64, 64))),
     "convnext": Architecture(
         lambda: timm_model("convnext_atto", depths=(1, 1, 2, 1), dims=(16, 24, 32, 48), ls_init_value=None),
     ),
-    "efficientnet_lite0": Architecture(lambda: timm_model("tf_efficientnet_lite0")),
+    "efficientnet_lite0": Architecture(efficientnet_lite),
     "mobilenetv3": Architecture(lambda: timm_model("mobilenetv3_small_050")),
-    "regnet": Architecture(lambda: timm_model("regnetx_002")),
+    "regnet": Architecture(lambda: timm_model("regnetx_002", w0=8, wa=16.0, wm=1.8, group_size=8, depth=6)),
     "vit": Architecture(
         lambda: timm_model("vit_tiny_patch16_224", img_size=32, patch_size=8, embed_dim=48, depth=2),
     ),

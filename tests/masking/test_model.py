@@ -6,7 +6,6 @@ import copy
 import dataclasses
 import gc
 import io
-import multiprocessing
 import pickle
 import weakref
 from collections.abc import Iterator
@@ -21,6 +20,7 @@ import selfmask.masking.model
 from selfmask import MaskConfig, MaskedModel, get_masked_model
 from selfmask.errors import ConfigError, NotAMaskFileError, SelfmaskError, UnknownMaskError, WrongBaseError
 
+from ..processes import PROCESSES
 from .architectures import (
     assert_gradients_close,
     assert_same_state,
@@ -290,15 +290,14 @@ def test_pickle(loaded: bool, tmp_path: Path) -> None:
 
 
 def forward_elsewhere(masked: MaskedModel, x: Tensor) -> np.ndarray:
-    torch.set_num_threads(1)
     return masked(x).detach().numpy()
 
 
-def test_spawned_process() -> None:
-    """Nothing may depend on state of the parent that a spawned child has not."""
+def test_another_process() -> None:
+    """Nothing may depend on state of the parent that another process has not."""
     masked = masked_digits().eval()
     masked(images())
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
+    with PROCESSES.Pool(1) as pool:
         found = pool.apply(forward_elsewhere, (masked, images()))
     np.testing.assert_allclose(found, masked(images()).detach(), rtol=1e-5, atol=1e-6)
 

@@ -20,6 +20,7 @@ from selfmask import MaskConfig, get_masked_model
 from selfmask.errors import ConfigError
 from selfmask.objectives.contrast import Contrast, ContrastConfig, Objective
 
+from ..processes import PROCESSES
 from . import small
 
 torch.set_num_threads(1)
@@ -258,7 +259,7 @@ def _process(rank: int, folder: str) -> None:
 
 
 def test_two_processes_equal_one_with_all_images(tmp_path: Path) -> None:
-    mp.spawn(_process, (str(tmp_path),), nprocs=2)
+    mp.start_processes(_process, (str(tmp_path),), nprocs=2, start_method=PROCESSES.get_start_method())
     for rank in range(2):
         results = torch.load(tmp_path / f"{rank}.pt", weights_only=True)
         for (sides, kinship), found in zip(_VARIANTS, results, strict=True):

@@ -20,6 +20,7 @@ from selfmask.errors import ConfigError
 from selfmask.objectives import Objective
 from selfmask.objectives.swav import SwAV, SwAVConfig, run_by_size, sinkhorn
 
+from ..processes import PROCESSES
 from . import small
 
 torch.set_num_threads(1)
@@ -364,7 +365,7 @@ def _process(rank: int, folder: str) -> None:
 
 
 def test_two_processes_equal_one_with_all_images(tmp_path: Path) -> None:
-    mp.spawn(_process, (str(tmp_path),), nprocs=2)
+    mp.start_processes(_process, (str(tmp_path),), nprocs=2, start_method=PROCESSES.get_start_method())
     expected = _run(batches(6, 2 * IMAGES))
     for rank in range(2):
         state = torch.load(tmp_path / f"{rank}.pt", weights_only=True)

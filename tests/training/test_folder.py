@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,8 @@ import torch
 
 from selfmask.errors import RunBusyError, RunDamagedError, RunExistsError, RunMismatchError, RunWriteError
 from selfmask.training import RunFolder
+
+from ..processes import PROCESSES
 
 CONFIG = {"steps": 3, "views": {"size": 32, "scale": (0.1, 1.0)}}
 
@@ -59,19 +60,6 @@ def test_resuming_nothing_begins(tmp_path: Path) -> None:
     assert (tmp_path / "new" / "config.json").exists()
 
 
-def test_two_runs_of_one_process_cannot_share_a_folder(tmp_path: Path) -> None:
-    with open_run(tmp_path):
-        with pytest.raises(RunBusyError):
-            open_run(tmp_path, resume=True)
-        code = (
-            "import sys; from pathlib import Path; from selfmask.training import RunFolder\n"
-            "RunFolder(Path(sys.argv[1]), resume=True)"
-        )  # the refusal has not let go of the lock
-        other = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True)
-        assert "RunBusyError" in other.stderr
-    open_run(tmp_path, resume=True).close()
-
-
 def test_what_a_killed_run_left_half_written_is_removed(tmp_path: Path) -> None:
     finished_run(tmp_path)
     (tmp_path / "checkpoints" / ".0123456789abcdef.tmp").write_text("half")
@@ -79,19 +67,36 @@ def test_what_a_killed_run_left_half_written_is_removed(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["last.pt"]
 
 
-def test_two_processes_cannot_share_a_folder_and_a_killed_one_frees_it(tmp_path: Path) -> None:
-    code = (
-        "import sys, time; from pathlib import Path; from selfmask.training import RunFolder\n"
-        "folder = RunFolder(Path(sys.argv[1]), resume=True)\n"
-        "print('ready', flush=True); time.sleep(60)"
-    )
-    with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True) as other:
-        assert other.stdout is not None
-        assert other.stdout.readline() == "ready\n"
+def hold(path: Path, told: Connection) -> None:
+    """In another process: says whether it got the folder whenever it is asked, and keeps what it got."""
+    while told.recv():
+        try:
+            folder = RunFolder(path, resume=True)
+            told.send("ready")
+        except RunBusyError:
+            told.send("busy")
+    folder.close()
+
+
+def test_two_runs_cannot_share_a_folder_and_a_killed_one_frees_it(tmp_path: Path) -> None:
+    """Whether they are of one process or of two."""
+    mine, its = PROCESSES.Pipe()
+    other = PROCESSES.Process(target=hold, args=(tmp_path, its))
+    other.start()
+    try:
+        with open_run(tmp_path):
+            with pytest.raises(RunBusyError):
+                open_run(tmp_path, resume=True)
+            mine.send("?")
+            assert mine.recv() == "busy"  # the refusal has not let go of the lock
+        open_run(tmp_path, resume=True).close()
+        mine.send("?")
+        assert mine.recv() == "ready"
         with pytest.raises(RunBusyError, match="another run"):
             RunFolder(tmp_path, resume=True)
+    finally:
         other.kill()
-        other.wait()
+        other.join()
     RunFolder(tmp_path, resume=True).close()
 
 

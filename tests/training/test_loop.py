@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import threading
 from collections.abc import Mapping
@@ -41,14 +42,24 @@ class Stopper(QuietDisplay):
 
 
 def run(out: Path, resume: bool = False, display: QuietDisplay | None = None, **changes: Any) -> AdaptResult:
+    options: dict[str, Any] = {"display": display or QuietDisplay(), "report": False}
     base = network(dropout=0.1)
-    return adapt(
-        base, Clothes(), config(**changes), out=out, resume=resume, preprocessing=HOW, display=display or QuietDisplay()
-    )
+    return adapt(base, Clothes(), config(**changes), out=out, resume=resume, preprocessing=HOW, **options)
 
 
-def same(one: Path, other: Path) -> bool:
-    return (one / "mask.smn").read_bytes() == (other / "mask.smn").read_bytes()
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> AdaptResult:
+    """A run that nothing interrupted."""
+    return run(tmp_path_factory.mktemp("whole") / "run")
+
+
+def folder_of(result: AdaptResult) -> Path:
+    assert result.folder is not None
+    return result.folder
+
+
+def same(one: AdaptResult, other: AdaptResult) -> bool:
+    return (folder_of(one) / "mask.smn").read_bytes() == (folder_of(other) / "mask.smn").read_bytes()
 
 
 def test_it_does_what_a_plain_loop_does() -> None:
@@ -110,58 +121,51 @@ def test_accumulating_gradients_adds_them_up() -> None:
     torch.testing.assert_close(weights[0], weights[1])
 
 
-def test_two_runs_are_the_same_and_another_seed_is_not(tmp_path: Path) -> None:
-    first, second, other = (run(tmp_path / name, seed=seed) for name, seed in (("a", 0), ("b", 0), ("c", 1)))
-    assert same(tmp_path / "a", tmp_path / "b")
-    assert [line["loss"] for line in first.log] == [line["loss"] for line in second.log]
-    assert not same(tmp_path / "a", tmp_path / "c")
+def test_two_runs_are_the_same_and_another_seed_is_not(tmp_path: Path, whole: AdaptResult) -> None:
+    second, other = (run(tmp_path / name, seed=seed) for name, seed in (("b", 0), ("c", 1)))
+    assert same(whole, second)
+    assert [line["loss"] for line in whole.log] == [line["loss"] for line in second.log]
+    assert not same(whole, other)
     assert other.result["active"] < 1
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("step", [1, 4, 6, 11])
-def test_ctrl_c_saves_and_the_resumed_run_ends_in_the_same_bits(tmp_path: Path, step: int, number: int) -> None:
-    run(tmp_path / "whole")
+@pytest.mark.parametrize(("step", "number"), [*((step, signal.SIGINT) for step in (1, 4, 6, 11)), (4, signal.SIGTERM)])
+def test_ctrl_c_saves_and_the_resumed_run_ends_in_the_same_bits(
+    tmp_path: Path, whole: AdaptResult, step: int, number: int
+) -> None:
     with pytest.raises(InterruptedRunError, match=rf"after step {step} of 12[\s\S]*--resume"):
         run(tmp_path / "cut", display=Stopper(step, number))
     assert not (tmp_path / "cut" / "result.json").exists()
     resumed = run(tmp_path / "cut", resume=True)
-    assert same(tmp_path / "whole", tmp_path / "cut")
+    assert same(whole, resumed)
     assert [line["step"] for line in resumed.log] == list(range(1, 13))
 
 
-def test_ctrl_c_at_the_last_step_is_no_less_a_stop(tmp_path: Path) -> None:
+def test_ctrl_c_at_the_last_step_is_no_less_a_stop(tmp_path: Path, whole: AdaptResult) -> None:
     """Whoever runs many after each other would have to press it again."""
-    run(tmp_path / "whole")
     with pytest.raises(InterruptedRunError, match="after step 12 of 12"):
         run(tmp_path / "cut", display=Stopper(12))
-    assert run(tmp_path / "cut", resume=True).result["steps"] == 12
-    assert same(tmp_path / "whole", tmp_path / "cut")
+    resumed = run(tmp_path / "cut", resume=True)
+    assert resumed.result["steps"] == 12
+    assert same(whole, resumed)
 
 
-def test_a_crash_between_checkpoints_goes_back_to_the_last_one(tmp_path: Path) -> None:
+def test_a_crash_between_checkpoints_goes_back_to_the_last_one(tmp_path: Path, whole: AdaptResult) -> None:
     class Crash(QuietDisplay):
         def line(self, line: Mapping[str, Any]) -> None:
             if line["step"] == 8:
                 raise RuntimeError("power cut")
 
-    run(tmp_path / "whole")
     with pytest.raises(RuntimeError, match="power cut"):
         run(tmp_path / "cut", display=Crash())
-    run(tmp_path / "cut", resume=True)
-    assert same(tmp_path / "whole", tmp_path / "cut")
+    assert same(whole, run(tmp_path / "cut", resume=True))
 
 
-def test_a_finished_run_resumes_to_itself(tmp_path: Path) -> None:
-    run(tmp_path / "run")
-    before = (tmp_path / "run" / "mask.smn").read_bytes()
-    run(tmp_path / "run", resume=True)
-    assert (tmp_path / "run" / "mask.smn").read_bytes() == before
-
-
-def test_a_finished_run_keeps_its_numbers(tmp_path: Path) -> None:
-    first = run(tmp_path / "run").result
-    assert run(tmp_path / "run", resume=True).result == first
+def test_a_finished_run_resumes_to_itself_and_keeps_its_numbers(tmp_path: Path, whole: AdaptResult) -> None:
+    shutil.copytree(folder_of(whole), tmp_path / "run")
+    again = run(tmp_path / "run", resume=True)
+    assert same(whole, again)
+    assert again.result == whole.result
 
 
 def test_killed_before_the_first_checkpoint_nothing_is_logged_twice(tmp_path: Path) -> None:
@@ -191,37 +195,34 @@ def test_without_a_folder_an_interrupted_run_does_not_claim_to_be_saved() -> Non
         adapt(network(), Clothes(), config(), preprocessing=HOW, display=Stopper(2))
 
 
-def test_norms_over_all_processes_are_those_of_one_that_is_alone(tmp_path: Path) -> None:
-    run(tmp_path / "apart")
-    run(tmp_path / "synced", sync_norm=True)
-    assert same(tmp_path / "apart", tmp_path / "synced")
+def test_norms_over_all_processes_are_those_of_one_that_is_alone(tmp_path: Path, whole: AdaptResult) -> None:
+    assert same(whole, run(tmp_path / "synced", sync_norm=True))
 
 
-def test_half_precision_learns_too_and_keeps_scores_and_heads_exact(tmp_path: Path) -> None:
+def test_half_precision_learns_too_and_keeps_scores_and_heads_exact(tmp_path: Path, whole: AdaptResult) -> None:
     result = run(tmp_path / "run", precision="bfloat16")
     assert all(score.dtype == torch.float32 for score in result.model.scores.values())
     assert result.result["active"] < 1
-    whole = run(tmp_path / "whole")
     assert result.log[0]["loss"] == pytest.approx(whole.log[0]["loss"], rel=0.02)
 
 
 def test_signals_are_handed_back(tmp_path: Path) -> None:
     before = signal.getsignal(signal.SIGINT)
-    run(tmp_path / "run")
+    run(tmp_path / "run", steps=1)
     assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_it_runs_in_a_thread(tmp_path: Path) -> None:
     """Notebooks and servers train in threads, where signals cannot be handled."""
     results: list[AdaptResult] = []
-    thread = threading.Thread(target=lambda: results.append(run(tmp_path / "run")))
+    thread = threading.Thread(target=lambda: results.append(run(tmp_path / "run", steps=2)))
     thread.start()
     thread.join()
-    assert results[0].result["steps"] == 12
+    assert results[0].result["steps"] == 2
 
 
-def test_the_log_tells_how_many_weights_flipped(tmp_path: Path) -> None:
-    log = run(tmp_path / "run").log
+def test_the_log_tells_how_many_weights_flipped(whole: AdaptResult) -> None:
+    log = whole.log
     total = 3 * 8 * 9 + 8 * 16 * 9
     assert all(0 <= line["flips"] <= total for line in log)
     off = round((1 - log[-1]["active"]) * total)

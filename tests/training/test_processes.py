@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,63 +12,62 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from selfmask import adapt
 from selfmask.training.sync_norm import SyncNorm
 
-ROOT = Path(__file__).parents[2]
+from ..processes import PROCESSES
+from .small import HOW, Clothes, config, network
 
-# One process of a run: what it adapts and where to is given; the scores at the end are left in a file.
-WORKER = """
-import sys, torch
-from pathlib import Path
-from selfmask import adapt
-from tests.training.small import HOW, Clothes, config, network
-out, norm, sync = Path(sys.argv[1]), sys.argv[2] == "norm", sys.argv[3] == "sync"
-result = adapt(network(norm=norm), Clothes(), config(sync_norm=sync, lr=100.0), out=out, preprocessing=HOW)
-if result.log:
-    torch.save(dict(result.model.scores.items()), out / "scores.pt")
-    torch.save(dict(result.model._norm.named_buffers()), out / "norm.pt")
-"""
+# What is adapted: a network with norms that see all processes, and one without norms.
+RUNS = {"norm": (True, True), "none": (False, False)}
 
 
-def launch(out: Path, *words: str, processes: int) -> dict[str, torch.Tensor]:
+def run_all(out: Path, processes: int = 1) -> None:
+    """What one of so many processes does; scores and statistics at the end are left in files."""
+    for name, (norm, sync) in RUNS.items():
+        settings = config(sync_norm=sync and processes > 1, lr=100.0)
+        result = adapt(network(norm=norm), Clothes(), settings, out=out / name, preprocessing=HOW, report=False)
+        if result.log:
+            torch.save(dict(result.model.scores.items()), out / name / "scores.pt")
+            torch.save(dict(result.model._norm.named_buffers()), out / name / "norm.pt")
+
+
+def as_torchrun_would(rank: int, port: int, out: Path) -> None:
+    """In a process of its own."""
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    run_all(out, 2)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """What one process left, and what two left."""
+    one, two = (tmp_path_factory.mktemp(name) for name in ("one", "two"))
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    children = []
-    for rank in range(processes):
-        env = os.environ | {
-            "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": str(ROOT),
-            "RANK": str(rank),
-            "LOCAL_RANK": str(rank),
-            "WORLD_SIZE": str(processes),
-            "LOCAL_WORLD_SIZE": str(processes),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
-        }
-        if processes == 1:
-            env = {key: value for key, value in env.items() if key not in ("RANK", "LOCAL_RANK", "WORLD_SIZE")}
-        command = [sys.executable, "-c", WORKER, str(out), *words]
-        children.append(subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
+    children = [PROCESSES.Process(target=as_torchrun_would, args=(rank, port, two)) for rank in range(2)]
     for child in children:
-        output, _ = child.communicate(timeout=120)
-        assert child.returncode == 0, output
-    scores: dict[str, torch.Tensor] = torch.load(out / "scores.pt", weights_only=True)
-    return scores
+        child.start()
+    run_all(one)
+    for child in children:
+        child.join(300)
+        assert child.exitcode == 0
+    return one, two
 
 
-@pytest.mark.parametrize(("norm", "sync"), [("none", "apart"), ("norm", "sync")])
-def test_two_processes_learn_what_one_learns(tmp_path: Path, norm: str, sync: str) -> None:
-    one = launch(tmp_path / "one", norm, "apart", processes=1)
-    two = launch(tmp_path / "two", norm, sync, processes=2)
-    assert any((score < 1).any() for score in one.values())
-    for name, score in one.items():
-        torch.testing.assert_close(score, two[name], rtol=1e-3, atol=1e-3, msg=name)
-        assert torch.equal(score > 0, two[name] > 0), name
-    if norm == "norm":
-        mine, theirs = (torch.load(tmp_path / name / "norm.pt", weights_only=True) for name in ("one", "two"))
-        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
-    logs = [(tmp_path / name / "log.jsonl").read_text().splitlines() for name in ("one", "two")]
+@pytest.mark.parametrize("name", RUNS)
+def test_two_processes_learn_what_one_learns(folders: tuple[Path, Path], name: str) -> None:
+    one, two = (folder / name for folder in folders)
+    mine, theirs = (torch.load(folder / "scores.pt", weights_only=True) for folder in (one, two))
+    assert any((score < 1).any() for score in mine.values())
+    for key, score in mine.items():
+        torch.testing.assert_close(score, theirs[key], rtol=1e-3, atol=1e-3, msg=key)
+        assert torch.equal(score > 0, theirs[key] > 0), key
+    mine, theirs = (torch.load(folder / "norm.pt", weights_only=True) for folder in (one, two))
+    assert bool(mine) == (name == "norm")
+    torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
+    logs = [(folder / "log.jsonl").read_text().splitlines() for folder in (one, two)]
     assert [json.loads(line)["step"] for line in logs[0]] == [json.loads(line)["step"] for line in logs[1]]
 
 

@@ -19,7 +19,7 @@ from .options import Given, Verb
 VERB = Verb(
     name="pretrain",
     config=PretrainConfig,
-    start=lambda *_: PretrainConfig,
+    start=lambda *_: PretrainConfig(),
     everyday=("labels", "epochs", "steps", "batch_size", "lr", "seed"),
     not_options={
         **{f"mask.{name}": "all weights learn, and none is masked" for name in hints_of(MaskConfig)},

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from safetensors.torch import save
@@ -58,6 +58,11 @@ class PretrainConfig(RunConfig):
         super().__post_init__()
         if self.weight_decay is None:
             object.__setattr__(self, "weight_decay", 5e-4 if self.labels else 1e-4)
+
+    def changed(self, **changes: Any) -> Self:
+        if changes.get("labels", self.labels) != self.labels:
+            changes = {"weight_decay": None, **changes}
+        return super().changed(**changes)
 
 
 def pretrain(
