@@ -84,7 +84,7 @@ def their_side(name: str) -> Callable[[], float]:
 def our_steps(base: nn.Module) -> tuple[Callable[[], float], Callable[[], float]]:
     """Seconds a step of our loop takes; and those of its forward and backward passes alone, on ready views."""
     masked = get_masked_model(base, CONFIG.mask).to(memory_format=torch.channels_last)
-    objective, processes = SwAV(base.num_features, CONFIG.swav), Processes()  # type: ignore[arg-type]
+    objective, processes = SwAV(base.num_features, CONFIG.objective), Processes()  # type: ignore[arg-type]
     store = ImageStore(open_images("selfmask/fashion"), side=2 * SIZE)
     batches = Steps(store, MultiCrop(VIEWS, HOW), batch_size=BATCH, seed=0, processes=processes)
     groups = [
@@ -151,7 +151,7 @@ def plain_steps(model: nn.Module) -> Callable[[], float]:
                 setattr(parent, name, Straightforward(child))
     model.train()
     scores = [parameter for name, parameter in model.named_parameters() if name.endswith("score")]
-    heads = SwAV(model.num_features, CONFIG.swav)  # type: ignore[arg-type]
+    heads = SwAV(model.num_features, CONFIG.objective)  # type: ignore[arg-type]
     optimizer = torch.optim.SGD(
         [{"params": scores, "lr": CONFIG.lr}, {"params": list(heads.parameters()), "lr": CONFIG.head_lr}],
         momentum=0.9,
@@ -159,11 +159,15 @@ def plain_steps(model: nn.Module) -> Callable[[], float]:
     pictures = Pictures()
 
     def run() -> float:
-        batches: Iterator[Any] = iter(DataLoader(pictures, BATCH, shuffle=True, num_workers=2, drop_last=True))
+        # Forked, as is the default here: in a process that was itself spawned, workers would be, too.
+        loader = DataLoader(
+            pictures, BATCH, shuffle=True, num_workers=2, drop_last=True, multiprocessing_context="fork"
+        )
+        batches: Iterator[Any] = iter(loader)
         for step in range(STEPS + 1):
             if step == 1:
                 start = time.perf_counter()
-            heads.before_step()
+            heads.before_step(model, 0.0)
             optimizer.zero_grad()
             heads.loss(model, next(batches), 0.0)[0].backward()
             optimizer.step()

@@ -6,4 +6,6 @@ import multiprocessing
 
 # One process imports what takes seconds, and forks another whenever a test asks: real ones, that share nothing else.
 PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["pytest", "hypothesis", "torch", "timm", "selfmask.commands.cascade", "selfmask.cli"])
+PROCESSES.set_forkserver_preload(
+    ["pytest", "hypothesis", "torch", "timm", "selfmask.commands.cascade.run", "selfmask.cli"]
+)

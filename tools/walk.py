@@ -22,10 +22,11 @@ COURSE = ("cli/adapt.py", "commands/adapt.py", "training/run.py", "training/loop
 
 
 def own(frame: FrameType | None) -> str | None:
-    """The file of ours that a frame, or whoever called it, is in."""
+    """The file of ours that a frame, or whoever called it, is in; None while a file is imported."""
     while frame is not None:
-        if frame.f_code.co_name != "<module>" and frame.f_code.co_filename.startswith(f"{ROOT}/"):
-            return str(Path(frame.f_code.co_filename).relative_to(ROOT))
+        if frame.f_code.co_filename.startswith(f"{ROOT}/"):
+            imported = frame.f_code.co_name == "<module>"
+            return None if imported else str(Path(frame.f_code.co_filename).relative_to(ROOT))
         frame = frame.f_back
     return None
 

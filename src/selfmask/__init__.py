@@ -4,9 +4,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .cascade import Cascade
+    from .cascade.model import Cascade
     from .commands.adapt import AdaptConfig, AdaptResult, adapt
-    from .commands.cascade import CascadeConfig, fit_cascade
+    from .commands.cascade.config import CascadeConfig
+    from .commands.cascade.run import fit_cascade
     from .commands.train import TrainConfig, TrainResult, train
     from .data.partition import open_labelled
     from .masking import MaskConfig, MaskedModel, get_masked_model
@@ -16,14 +17,14 @@ __version__ = "0.1.0"
 _HOME = {
     "AdaptConfig": "commands.adapt",
     "AdaptResult": "commands.adapt",
-    "Cascade": "cascade",
-    "CascadeConfig": "commands.cascade",
+    "Cascade": "cascade.model",
+    "CascadeConfig": "commands.cascade.config",
     "MaskConfig": "masking",
     "MaskedModel": "masking",
     "TrainConfig": "commands.train",
     "TrainResult": "commands.train",
     "adapt": "commands.adapt",
-    "fit_cascade": "commands.cascade",
+    "fit_cascade": "commands.cascade.run",
     "get_masked_model": "masking",
     "open_labelled": "data.partition",
     "train": "commands.train",

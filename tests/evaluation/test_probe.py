@@ -136,9 +136,9 @@ def test_all_labels_is_the_linear_probe(digits: tuple[Tensor, Tensor, Tensor, Te
 def test_quick_on_4000_by_256() -> None:
     y = torch.randint(10, (5000,))
     x = F.relu(torch.randn(10, 256)[y] + 2 * torch.randn(5000, 256) + 1)
-    start = time.perf_counter()
+    start = time.process_time()
     assert linear_probe(x[:4000], y[:4000], x[4000:], y[4000:]) > 0.5
-    assert time.perf_counter() - start < 10
+    assert time.process_time() - start < 10
 
 
 def test_no_convergence_is_said(digits: tuple[Tensor, Tensor, Tensor, Tensor], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -165,12 +165,12 @@ def test_a_file_that_takes_its_name_does_not_take_its_place(file: Path, tmp_path
         assert inspect_mask_file(opened)[0].notes == "notes"
 
 
-@pytest.mark.parametrize("how", ["written over", "cut"])
-def test_a_file_that_changes_before_it_is_read_is_refused(file: Path, tmp_path: Path, preprocessing: str) -> None:
+@pytest.mark.parametrize("change", ["written over", "cut"])
+def test_a_file_that_changes_before_it_is_read_is_refused(file: Path, tmp_path: Path, change: str) -> None:
     path = tmp_path / "a.smn"
     path.write_bytes(file.read_bytes())
     with OpenedMask(path) as opened:
-        if preprocessing == "cut":
+        if change == "cut":
             os.truncate(path, path.stat().st_size - 1)
         else:
             data = file.read_bytes()

@@ -398,9 +398,9 @@ def test_numbers_of_thousands_of_digits_cost_no_minutes(whole: bytes, tmp_path: 
     file = smn.parse(whole)
     file.manifest["masks"]["conv1.weight"]["shape"] = [10**4200] * 250
     (tmp_path / "a.smn").write_bytes(smn.build(file))
-    start = time.perf_counter()
+    start = time.process_time()
     refused(tmp_path / "a.smn", CorruptMaskFileError)
-    assert time.perf_counter() - start < 1
+    assert time.process_time() - start < 1
 
 
 def test_many_tensors_cost_no_minutes(whole: bytes, tmp_path: Path) -> None:
@@ -410,9 +410,9 @@ def test_many_tensors_cost_no_minutes(whole: bytes, tmp_path: Path) -> None:
         file.tensors[f"head.{i}"] = ("U8", [0], b"")
     file.tensors["other"] = ("U8", [0], b"")
     (tmp_path / "a.smn").write_bytes(smn.build(file))
-    start = time.perf_counter()
+    start = time.process_time()
     refused(tmp_path / "a.smn", CorruptMaskFileError)
-    assert time.perf_counter() - start < 5
+    assert time.process_time() - start < 5
 
 
 def test_inspect_checks_without_the_base(whole: bytes, tmp_path: Path) -> None:

@@ -1,5 +1,1 @@
 """Cascades: a dispatcher's mask, a router, an expert's mask for each cluster, and what makes one vector of theirs."""
-
-from .model import Cascade
-
-__all__ = ["Cascade"]

@@ -9,11 +9,11 @@ from typing import Annotated, Any, Generic, TypeVar
 
 import typer
 
-from ..configfile import ConfigFile, read_config_file
 from ..data.named import BUNDLED
 from ..errors import ConfigError, RunDamagedError, RunMismatchError
 from ..files import RunFile
 from ..settings import Tree, Where, hints_of, leaves, merged, typed
+from ..settings.configfile import ConfigFile, read_config_file
 from ..training.config import ASIDE
 from .options import Given, Verb
 

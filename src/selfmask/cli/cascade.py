@@ -124,7 +124,7 @@ def run(
     selfmask cascade expert DIR --index 0   (and so on)
     selfmask cascade finish DIR
     """
-    from ..commands.cascade import fit_cascade
+    from ..commands.cascade.run import fit_cascade
     from ..commands.cascade.run import prepare as begin
     from .display import ConsoleStages
 

@@ -17,7 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as Bar
 
 if TYPE_CHECKING:
-    from ..cascade import Cascade
+    from ..cascade.model import Cascade
     from ..embedding.features import Written
     from ..embedding.vectors import Progress
 
@@ -75,7 +75,7 @@ def embed(
 
     If it is stopped, the same command continues it. Example:  selfmask embed runs/birds photos/ --out birds.npz
     """
-    from ..cascade import Cascade
+    from ..cascade.model import Cascade
     from ..commands.opening import load_embedder
     from ..data import open_images
     from ..embedding.features import write_features

@@ -65,7 +65,7 @@ def evaluate(
 
     Example:  selfmask evaluate runs/birds --data labelled-birds/ --report birds.html
     """
-    from ..cascade import Cascade
+    from ..cascade.model import Cascade
     from ..commands.evaluate import features_of
     from ..commands.opening import load_embedder
     from ..data.labels import matched

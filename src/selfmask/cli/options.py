@@ -16,7 +16,7 @@ import typer
 from rich.markup import escape
 
 from ..settings import KIND, Path, Tree, choices_of, field_help, hints_of, kinds_of, part_of
-from ..values import Words, alternatives
+from ..settings.values import Words, alternatives
 
 _PANELS = {"mask": "Mask", "objective": "Objective", "views": "Views"}
 _OPTIMIZER = {"lr", "head_lr", "weight_decay", "momentum", "warmup", "per_tensor", "heads_first", "accumulate"}

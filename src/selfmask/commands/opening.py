@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from ..backbones import Backbone
-from ..cascade import Cascade
 from ..cascade.combination import CONDITIONAL
 from ..cascade.file import FORMAT, open_cascade
-from ..cascade.model import BATCH
+from ..cascade.model import BATCH, Cascade
 from ..embedding.embedder import TRAINED, Embedder, PlainVariants
 from ..embedding.loading import FileKind, MaskFile, NamedFile, load, ready
 from ..files import RunFile

@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from .errors import ConfigError
+from ..errors import ConfigError
 
 _TOML_TABLE = re.compile(r"\s*\[+([^\[\]]+)\]+\s*(?:#.*)?")
 _TOML_KEY = re.compile(r"""\s*((?:[\w-]+|"[^"]*"|'[^']*')(?:\s*\.\s*(?:[\w-]+|"[^"]*"|'[^']*'))*)\s*=""")

@@ -11,10 +11,10 @@ from typing import Any, ClassVar, Literal
 import pytest
 
 from selfmask import AdaptConfig
-from selfmask.configfile import read_config_file
 from selfmask.errors import ConfigError
 from selfmask.settings import Where, field_help, leaves, merged, to_dict, typed
-from selfmask.values import Words
+from selfmask.settings.configfile import read_config_file
+from selfmask.settings.values import Words
 
 
 @dataclasses.dataclass(frozen=True)

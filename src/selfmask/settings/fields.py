@@ -18,7 +18,7 @@ import reprlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from .errors import ConfigError
+from ..errors import ConfigError
 from .values import Words, alternatives, converted, described, words_of
 
 Path = tuple[str, ...]
