@@ -118,7 +118,7 @@ def test_small_views_have_a_size_that_the_backbone_takes(
 
 def test_a_size_that_the_backbone_does_not_take_is_refused() -> None:
     model = timm.create_model("vit_tiny_patch16_224", num_classes=0, embed_dim=48, depth=1)
-    with pytest.raises(ConfigError, match=r"does not take images of 64 x 64[\s\S]*--size"):
+    with pytest.raises(ConfigError, match=r"does not accept images of 64 x 64[\s\S]*--size"):
         selfmask.adapt(model, Clothes(4), AdaptConfig(steps=1, batch_size=2, size=64))
 
 
