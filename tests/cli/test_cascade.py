@@ -68,7 +68,7 @@ def test_the_same_command_again_has_nothing_to_do(place: Path) -> None:
     before = (place / "run/cascade.smn").stat().st_mtime_ns
     done = selfmask("cascade", place / "photos", *SMALL, "--out", place / "run")
     assert done.returncode == 0, done.stderr
-    assert "6 of 6 are finished already" in done.stdout
+    assert "6 of 6 are already finished" in done.stdout
     assert (place / "run/cascade.smn").stat().st_mtime_ns == before
 
 
@@ -96,11 +96,11 @@ def test_experts_can_be_handed_out(place: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("cascade", "expert", "NOWHERE", "--index", "0"), "no folder of `selfmask cascade`"),
-        (("cascade", "finish", "NOWHERE"), "no folder of `selfmask cascade`"),
+        (("cascade", "expert", "NOWHERE", "--index", "0"), "not a run folder of `selfmask cascade`"),
+        (("cascade", "finish", "NOWHERE"), "not a run folder of `selfmask cascade`"),
         (("cascade", "PHOTOS", *SMALL, "--components", "300", "--out", "OUT"), "300 components"),
         (("cascade", "PHOTOS", *SMALL, "--experts", "30", "--out", "OUT"), "cluster"),
-        (("cascade", "PHOTOS", *SMALL, "--dispatcher", "NOWHERE", "--out", "OUT"), "no file"),
+        (("cascade", "PHOTOS", *SMALL, "--dispatcher", "NOWHERE", "--out", "OUT"), "does not exist"),
         (("cascade", "PHOTOS", *SMALL, "--experts", "0"), "experts is out of range"),
         (("cascade", "expert", "RUN", "--index", "7"), "no such expert"),
     ],

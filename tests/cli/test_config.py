@@ -125,4 +125,4 @@ def test_the_same_value_twice_is_no_contradiction(photos: Path, tmp_path: Path) 
     done = selfmask("adapt", "--config", tmp_path / "a.toml", "--steps", "2", "--lr", "20")
     refused(done, "photos")  # which is not there; all else is as it should be
     fine(selfmask("train", photos, *SMALL, "--out", tmp_path / "run"))
-    refused(selfmask("adapt", "--config", tmp_path / "run"), "is of `selfmask train`")
+    refused(selfmask("adapt", "--config", tmp_path / "run"), "is from `selfmask train`")

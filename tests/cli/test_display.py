@@ -59,6 +59,6 @@ def test_of_stages_it_says_how_many_are_done_and_how_long_the_rest_takes() -> No
     with display.stages(costs, ["one"]), display.stage("two"), display.training(8):
         display.line({"step": 4})
     said = out.getvalue()
-    assert "1 of 3 are finished already" in said
+    assert "1 of 3 are already finished" in said
     assert "2/3  two" in said
     assert "left" in said

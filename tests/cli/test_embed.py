@@ -127,7 +127,7 @@ def test_evaluate_splits_what_is_not_divided(tmp_path: Path, weights: Path) -> N
     assert (found["train_images"], found["test_images"], found["left_out"], len(found["classes"])) == (47, 12, 1, 3)
     assert list(found["results"]["knn"]) == ["frozen"]
     assert found["results"]["knn"]["frozen"]["top1"] > 0.5
-    assert "not divided" in result.stderr
+    assert "no train and test splits" in result.stderr
     assert "1 images could not be read" in result.stderr
     again = run("evaluate", NAME, "--data", data, "--weights", weights, "--k", 5, "--json")
     assert json.loads(again.stdout) == found

@@ -96,7 +96,7 @@ def test_cascades_and_comparisons_know_all_their_settings(photos: Path, tmp_path
     refused(selfmask("cascade", "--resume", tmp_path / "cascade", "--flip-p", "0.2"), "adapt.views.flip_p = 0.1")
     assert state(tmp_path / "cascade") == before
     again = fine(selfmask("cascade", "--resume", tmp_path / "cascade"))
-    assert "5 of 5 are finished already" in again.stdout
+    assert "5 of 5 are already finished" in again.stdout
 
     words = ("--methods", "frozen", "--label-fractions", "0.5", "--seeds", "1", "--adapt-steps", "3", "--norm", "adapt")
     fine(selfmask("compare", photos, *SMALL, *words, "--out", tmp_path / "compare"))

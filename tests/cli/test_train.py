@@ -69,7 +69,7 @@ def test_clip_from_class_names(photos: Path, tmp_path: Path, method: str) -> Non
     (side,) = json.loads(found.stdout)["results"]["head"].values()
     assert side["top1"] == trained["accuracy"]
     names.write_text("only one\n")
-    assert "does not name the classes" in selfmask(*words, "--classes", names).stderr
+    assert "the number of class names does not match" in selfmask(*words, "--classes", names).stderr
 
 
 def test_open_clip_from_class_names(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

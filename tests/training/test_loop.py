@@ -191,7 +191,7 @@ def test_a_loss_that_is_not_a_number_stops_the_run_and_is_not_saved(tmp_path: Pa
 
 
 def test_without_a_folder_an_interrupted_run_does_not_claim_to_be_saved() -> None:
-    with pytest.raises(InterruptedRunError, match="nothing is kept"):
+    with pytest.raises(InterruptedRunError, match="nothing was saved"):
         adapt(network(), Clothes(), config(), preprocessing=HOW, display=Stopper(2))
 
 

@@ -65,7 +65,7 @@ class CompareConfig:
         for share in self.label_fractions:
             if not 0 < share <= 1:
                 raise ConfigError(
-                    "a share in label_fractions is out of range", expected="above 0, at most 1", found=share
+                    "a share in label_fractions is out of range", expected="a share above 0, at most 1", found=share
                 )
         if not self.methods or not self.label_fractions or self.seeds < 1:
             raise ConfigError(

@@ -77,7 +77,7 @@ class TrainConfig(RunConfig):
                 raise ConfigError(f"unknown {name}", expected=", ".join(get_args(allowed)), found=getattr(self, name))
         if not 0 < self.label_fraction <= 1:
             raise ConfigError(
-                "label_fraction is out of range", expected="above 0, at most 1", found=self.label_fraction
+                "label_fraction is out of range", expected="a share above 0, at most 1", found=self.label_fraction
             )
         if self.method == "linear" and self.head != "linear":
             raise ConfigError("the method linear trains only a linear head", found=self.head, todo="use --head linear")

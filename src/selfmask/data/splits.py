@@ -25,7 +25,7 @@ def label_split(
     names of the numbers, are for what an error says.
     """
     if not 0 < fraction <= 1:
-        raise LabelsError("the share of labels is out of range", expected="above 0, at most 1", found=fraction)
+        raise LabelsError("the share of labels is out of range", expected="a share above 0, at most 1", found=fraction)
     if not len(labels):
         raise LabelsError("there are no labels to choose from")
     numbers = np.asarray(labels)

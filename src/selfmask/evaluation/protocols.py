@@ -40,7 +40,7 @@ class Settings:
         """What cannot work is refused before images are looked at."""
         if not 0 < self.label_fraction <= 1:
             raise LabelsError(
-                "the share of labels is out of range", expected="above 0, at most 1", found=self.label_fraction
+                "the share of labels is out of range", expected="a share above 0, at most 1", found=self.label_fraction
             )
         if self.seeds < 1 or self.k < 1 or not 0 < self.temperature < math.inf:
             raise EvaluationError(
