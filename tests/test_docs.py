@@ -86,7 +86,12 @@ def test_commands_exist_with_their_options(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("page", WITH_PYTHON, ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page",
+    # tests/backbones/test_text.py runs that of CLIP, on a CLIP that is small enough
+    [page for page in WITH_PYTHON if page.name != "clip.md"],
+    ids=lambda page: page.name,
+)
 def test_python_runs(place: Path, page: Path) -> None:
     for block in blocks(page):
         subprocess.run([sys.executable, "-c", smaller(block)], cwd=place, check=True)

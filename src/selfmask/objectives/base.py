@@ -7,6 +7,7 @@ It is then a choice of `--objective`, and its settings are options of the comman
 from __future__ import annotations
 
 import dataclasses
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
@@ -42,6 +43,10 @@ class Health:
     def of_line(line: Mapping[str, Any]) -> Health:
         """The health that a line of the log tells of."""
         return Health(line.get(LogKey.GUESS), line.get(LogKey.SPREAD))
+
+
+def is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 class Objective(nn.Module, ABC):
@@ -99,6 +104,27 @@ class ObjectiveConfig(ABC):
 
     @abstractmethod
     def build(self, context: Context) -> Objective: ...
+
+    # For `__post_init__`: what a setting must be, by its name.
+
+    def check_whole(self, **least: int) -> None:
+        """Whole numbers, each with the least that it may be."""
+        for name, lowest in least.items():
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < lowest:
+                raise ConfigError(f"{name} is out of range", expected=f"a whole number, {lowest} or more", found=value)
+
+    def check_positive(self, *names: str) -> None:
+        for name in names:
+            value = getattr(self, name)
+            if not is_number(value) or not 0 < value < math.inf:
+                raise ConfigError(f"{name} is out of range", expected="a number above 0", found=value)
+
+    def check_share(self, *names: str, of: str = "of the run, ") -> None:
+        for name in names:
+            value = getattr(self, name)
+            if not is_number(value) or not 0 <= value <= 1:
+                raise ConfigError(f"{name} is out of range", expected=f"a share {of}from 0 to 1", found=value)
 
     @classmethod
     def kinds(cls) -> Mapping[str, type[ObjectiveConfig]]:

@@ -23,8 +23,8 @@ from torch import Tensor, nn
 
 from ..data.views import ViewsConfig
 from ..errors import ConfigError
-from .base import Context, Health, Objective, ObjectiveConfig, register
-from .swav import is_number, rank, run_by_size, world
+from .base import Context, Health, Objective, ObjectiveConfig, is_number, register
+from .swav import rank, run_by_size, world
 
 
 @register
@@ -44,10 +44,7 @@ class ContrastConfig(ObjectiveConfig):
     kin_temperature: float = 0.1
 
     def __post_init__(self) -> None:
-        for name in ("temperature", "kin_temperature"):
-            value = getattr(self, name)
-            if not is_number(value) or not 0 < value < math.inf:
-                raise ConfigError(f"{name} is out of range", expected="a number above 0", found=value)
+        self.check_positive("temperature", "kin_temperature")
         if not is_number(self.kinship) or not 0 <= self.kinship < 1:
             raise ConfigError("kinship is out of range", expected="a share from 0 to below 1", found=self.kinship)
 

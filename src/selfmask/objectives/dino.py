@@ -30,7 +30,7 @@ from ..errors import ConfigError
 from ..masking import MaskedModel
 from ..masking.norms import norm_layers
 from .base import Context, Health, Number, Objective, ObjectiveConfig, register
-from .swav import is_number, run_by_size, world
+from .swav import run_by_size, world
 
 
 @register
@@ -75,22 +75,10 @@ class DINOConfig(ObjectiveConfig):
     freeze_last_layer: float = 0.01
 
     def __post_init__(self) -> None:
-        for name, least in (("hidden", 1), ("bottleneck", 1), ("out_dim", 2)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ConfigError(f"{name} is out of range", expected=f"a whole number, {least} or more", found=value)
-        for name in ("temperature", "teacher_temperature", "teacher_temperature_start"):
-            value = getattr(self, name)
-            if not is_number(value) or not 0 < value < math.inf:
-                raise ConfigError(f"{name} is out of range", expected="a number above 0", found=value)
-        for name in ("teacher_momentum", "centre_momentum"):
-            value = getattr(self, name)
-            if not is_number(value) or not 0 <= value <= 1:
-                raise ConfigError(f"{name} is out of range", expected="0 to 1", found=value)
-        for name in ("teacher_warmup", "freeze_last_layer"):
-            value = getattr(self, name)
-            if not is_number(value) or not 0 <= value <= 1:
-                raise ConfigError(f"{name} is out of range", expected="a share of the run, from 0 to 1", found=value)
+        self.check_whole(hidden=1, bottleneck=1, out_dim=2)
+        self.check_positive("temperature", "teacher_temperature", "teacher_temperature_start")
+        self.check_share("teacher_momentum", "centre_momentum", of="")
+        self.check_share("teacher_warmup", "freeze_last_layer")
 
     def build(self, context: Context) -> DINO:
         mean = torch.cat([context.frozen(batch) for batch in context.reference()]).mean(0)

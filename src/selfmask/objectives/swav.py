@@ -53,18 +53,9 @@ class SwAVConfig(ObjectiveConfig):
     freeze_prototypes: float = 0.0427
 
     def __post_init__(self) -> None:
-        for name, least in (("projection", 1), ("prototypes", 2), ("iterations", 1), ("queue_length", 0)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ConfigError(f"{name} is out of range", expected=f"a whole number, {least} or more", found=value)
-        for name in ("temperature", "epsilon"):
-            value = getattr(self, name)
-            if not is_number(value) or not 0 < value < math.inf:
-                raise ConfigError(f"{name} is out of range", expected="a number above 0", found=value)
-        for name in ("queue_start", "freeze_prototypes"):
-            value = getattr(self, name)
-            if not is_number(value) or not 0 <= value <= 1:
-                raise ConfigError(f"{name} is out of range", expected="a share of the run, from 0 to 1", found=value)
+        self.check_whole(projection=1, prototypes=2, iterations=1, queue_length=0)
+        self.check_positive("temperature", "epsilon")
+        self.check_share("queue_start", "freeze_prototypes")
 
     def build(self, context: Context) -> SwAV:
         return SwAV(context.features, self, large_crops=context.large_crops, seed=context.seed)
@@ -204,10 +195,6 @@ def sinkhorn(scores: Tensor, epsilon: float, iterations: int, first: int | None 
         of_prototype = 1 / (kernel.shape[1] * _nonzero(mass))
         of_image = 1 / (images * _nonzero(kernel @ of_prototype))
     return kernel[:first] * of_prototype * (of_image * images)[:first, None]
-
-
-def is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _nonzero(sums: Tensor) -> Tensor:
