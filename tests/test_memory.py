@@ -139,7 +139,7 @@ def test_what_is_called_from_other_processes_leaves_malloc_alone(monkeypatch: py
     monkeypatch.setattr(cli, "keep_memory", refuse)
     embed(torch.nn.Flatten(), [image for image, _ in Clothes(3).items], HOW, batch_size=1)
     adapt(network(), Clothes(), config(steps=1), preprocessing=HOW)
-    assert inside.selfmask("backbones", "tiny").returncode == 0
+    assert inside.selfmask("backbones", "selfmask/tiny").returncode == 0
 
 
 def test_it_is_no_part_of_the_library() -> None:

@@ -118,7 +118,8 @@ def test_ctrl_c_saves_and_says_how_to_go_on(place: Path) -> None:
     """In a process of its own, as signals and exit codes are."""
     command = [SELFMASK, "adapt", "photos", *TINY, "--steps", "500", "--out", "runs/cut"]
     with subprocess.Popen(command, cwd=place, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
-        while child.poll() is None and not (place / "runs/cut/log.jsonl").exists():
+        log = place / "runs/cut/log.jsonl"
+        while child.poll() is None and not (log.exists() and log.stat().st_size):  # it has taken steps
             time.sleep(0.05)
         second = run(place, "adapt", "photos", *TINY, "--steps", "500", "--resume", "runs/cut")
         child.send_signal(signal.SIGINT)

@@ -22,6 +22,7 @@ from selfmask.training import Guard
 from selfmask.training.display import QuietDisplay
 from selfmask.training.start import Start
 
+from ..processes import PROCESSES
 from ..training.small import HOW, Clothes, config, network
 from . import small
 
@@ -199,7 +200,7 @@ def _process(rank: int, folder: str) -> None:
 
 
 def test_two_processes_equal_one_with_all_images(tmp_path: Path) -> None:
-    mp.spawn(_process, (str(tmp_path),), nprocs=2)
+    mp.start_processes(_process, (str(tmp_path),), nprocs=2, start_method=PROCESSES.get_start_method())
     expected = _steps()
     for rank in range(2):
         state = torch.load(tmp_path / f"{rank}.pt", weights_only=True)
