@@ -15,7 +15,7 @@ from PIL import Image
 from torch import nn
 
 import selfmask
-from selfmask import AdaptConfig, MaskedModel
+from selfmask import AdaptConfig, MaskConfig, MaskedModel
 from selfmask.commands.adapt import AdaptResult, adapt
 from selfmask.commands.outcome import Labelled
 from selfmask.data import open_images
@@ -211,3 +211,24 @@ def test_a_full_disk_is_named_and_the_run_goes_on_when_there_is_room(tmp_path: P
         run(Clothes(), tmp_path / "run", changes=changes, display=Fill())
     log.unlink()
     assert run(Clothes(), tmp_path / "run", changes=changes, resume=True).result["steps"] == 6
+
+
+def test_a_typo_in_the_path_leaves_no_run_behind(tmp_path: Path) -> None:
+    with pytest.raises(NoImagesError):
+        run(tmp_path / "phtos", tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_statistics_are_estimated_anew_at_the_end_where_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In an adaptation as in training with labels; not where they only adapt on the way."""
+    seen: list[int] = []
+    original = MaskedModel.recalibrate
+
+    def recalibrate(masked: MaskedModel, batches: Any) -> None:
+        seen.append(len(batches[0]))
+        original(masked, batches)
+
+    monkeypatch.setattr(MaskedModel, "recalibrate", recalibrate)
+    for norm in ("adapt", "recalibrate"):
+        run(Clothes(), changes={"steps": 2, "mask": MaskConfig(select="all", exclude=("*.bias",), norm=norm)})
+    assert seen == [16]  # twice a batch of views, once
