@@ -2,6 +2,7 @@
 
 import ast
 import json
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -62,3 +63,25 @@ def test_imports_stay_light(module: str, most: int, without: set[str]) -> None:
     modules = loaded_by(module)
     assert len([name for name in modules if name.partition(".")[0] == "selfmask"]) <= most
     assert not without & set(modules)
+
+
+def seconds_of(code: str) -> float:
+    """CPU seconds of a process that runs `code`, the lesser of two: a busy machine disturbs these less than a clock."""
+
+    def spent() -> float:
+        usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return usage.ru_utime + usage.ru_stime
+
+    seconds = []
+    for _ in range(2):
+        before = spent()
+        subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
+        seconds.append(spent() - before)
+    return min(seconds)
+
+
+def test_import_and_help_cost_little_beside_torch() -> None:
+    helping = "import sys; sys.argv = ['selfmask', '--help']; from selfmask.cli import main; main()"
+    torch = seconds_of("import torch")
+    assert seconds_of("import selfmask") < 0.15 * torch
+    assert seconds_of(helping) < 0.3 * torch
