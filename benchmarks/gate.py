@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from selfmask import AdaptConfig, MaskConfig
 from selfmask.backbones import load_backbone
 from selfmask.commands.adapt import Adaptation
 from selfmask.data import open_images
+from selfmask.data.distortions import DISTORTIONS
 from selfmask.data.pixels import fit, normalised
 from selfmask.data.views import MultiCrop, ViewsConfig
 from selfmask.embedding.vectors import embed
@@ -36,6 +37,7 @@ from selfmask.masking import MaskedModel
 from selfmask.objectives.contrast import ContrastConfig
 from selfmask.preprocessing import Preprocessing
 from selfmask.training.guard import Guard
+from selfmask.training.quality import Gain
 from selfmask.training.run import Run, run
 from selfmask.training.seeds import generator
 
@@ -93,7 +95,9 @@ def tiny_vit() -> nn.Module:
     for key, value in stored.items():
         if key.startswith("image_encoder.") and not key.startswith("image_encoder.neck"):
             name = key.removeprefix("image_encoder.").replace(".c.", ".conv.")
-            name = name.replace("patch_embed.seq.0", "patch_embed.conv1").replace("patch_embed.seq.2", "patch_embed.conv2")
+            name = name.replace("patch_embed.seq.0", "patch_embed.conv1").replace(
+                "patch_embed.seq.2", "patch_embed.conv2"
+            )
             if name.startswith("layers."):
                 _, number, rest = name.split(".", 2)
                 name = f"stages.{int(number) + rest.startswith('downsample')}.{rest}"
@@ -107,66 +111,13 @@ def tiny_vit() -> nn.Module:
     return Pooled(model)
 
 
-# ---- distortions ---------------------------------------------------------------------------------------------------
-
-
-def _noise(images: Tensor, random: torch.Generator) -> Tensor:
-    return (images + 0.08 * torch.randn(images.shape, generator=random)).clamp(0, 1)
-
-
-def _blur(images: Tensor, random: torch.Generator) -> Tensor:
-    return F.interpolate(F.avg_pool2d(images, 2), images.shape[-2:], mode="bilinear", antialias=False)
-
-
-def _rotate(images: Tensor, random: torch.Generator) -> Tensor:
-    angle = (torch.rand(len(images), generator=random) * 2 - 1) * math.radians(20)
-    turn = torch.stack([angle.cos(), -angle.sin(), 0 * angle, angle.sin(), angle.cos(), 0 * angle], 1).view(-1, 2, 3)
-    grid = F.affine_grid(turn, list(images.shape), align_corners=False)
-    return F.grid_sample(images, grid, padding_mode="reflection", align_corners=False)
-
-
-def _cut(images: Tensor, random: torch.Generator) -> Tensor:
-    side = images.shape[-1] // 3
-    place = torch.randint(images.shape[-1] - side + 1, (len(images), 2), generator=random)
-    out = images.clone()
-    for image, (top, left) in zip(out, place.tolist(), strict=True):
-        image[:, top : top + side, left : left + side] = image.mean()
-    return out
-
-
-def _shift(images: Tensor, random: torch.Generator) -> Tensor:
-    move = (torch.rand(len(images), 2, generator=random) * 2 - 1) * 0.25
-    still = torch.eye(2).expand(len(images), 2, 2)
-    grid = F.affine_grid(torch.cat([still, move[..., None]], 2), list(images.shape), align_corners=False)
-    return F.grid_sample(images, grid, padding_mode="reflection", align_corners=False)
-
-
-def _grey(images: Tensor, random: torch.Generator) -> Tensor:
-    return images.mean(1, keepdim=True).expand_as(images)
-
-
-def _dim(images: Tensor, random: torch.Generator) -> Tensor:
-    return images ** torch.where(torch.rand(len(images), 1, 1, 1, generator=random) < 0.5, 0.6, 1.7)
-
-
-DISTORTIONS: Mapping[str, Callable[[Tensor, torch.Generator], Tensor]] = {
-    "noise": _noise,
-    "blur": _blur,
-    "rotate": _rotate,
-    "cut": _cut,
-    "shift": _shift,
-    "grey": _grey,
-    "dim": _dim,
-}
-
-
-def distorted(images: Tensor, views: ViewsConfig, preprocessing: Preprocessing, seed: int) -> dict[str, Tensor]:
+def held_out(images: Tensor, views: ViewsConfig, preprocessing: Preprocessing, seed: int) -> dict[str, Tensor]:
     """Held-out uint8 images as the backbone wants them: undistorted, like the training's views, and otherwise."""
     clean = torch.stack([fit(image, preprocessing) for image in images]).float() / 255
     crops = MultiCrop(dataclasses.replace(views, size=preprocessing.size[0], large=2, small=0), preprocessing)
     first, second = crops(images, crops.draw(len(images), generator(seed, "views of points")))
     random = generator(seed, "distortions of points")
-    others = {name: normalised(255 * f(clean, random), preprocessing) for name, f in DISTORTIONS.items()}
+    others = {f.__name__: normalised(255 * f(clean, random), preprocessing) for f in DISTORTIONS}
     return {"clean": normalised(255 * clean, preprocessing), "views": first, "views again": second} | others
 
 
@@ -223,14 +174,23 @@ class Cell:
     seed: int = 0
 
     def file(self, folder: Path, step: float) -> Path:
-        return folder / f"{self.part}--{self.backbone.replace('/', '_')}--{self.images}--{self.recipe}--{self.seed}--{step}.pt"
+        return (
+            folder
+            / f"{self.part}--{self.backbone.replace('/', '_')}--{self.images}--{self.recipe}--{self.seed}--{step}.pt"
+        )
 
 
 class Collector(Guard):
     """Looks at a run as the guard does, and never interferes."""
 
-    def look(self, line: Mapping[str, Any], model: nn.Module, take: Any) -> str | None:
+    def __init__(self, look: Callable[[], None], every: int) -> None:
+        super().__init__(lambda: torch.zeros(1, 1), lambda *_: Gain(0.0, 0.0, 0), every=every, looks=1)
+        self._look = look
+
+    def look(self, line: Mapping[str, Any], model: nn.Module, take: Any, scores: Tensor | None = None) -> str | None:
         self.best_step, self.best_state = line["step"], take()
+        if scores is not None:
+            self._look()
         return None
 
 
@@ -242,10 +202,10 @@ def collect(cell: Cell, folder: Path, *, labels: bool = True) -> None:
     model, preprocessing = backbone_named(cell.backbone)
     train, test = (open_images(cell.images, split=split) for split in ("train", "test"))
     truth = {"train": torch.tensor(train.labels), "test": torch.tensor(test.labels)}
-    config = FAST.changed(seed=cell.seed, size=preprocessing.size[0], steps=steps, quality_every=every, **RECIPES.get(cell.recipe, {}))
-    recipe = Adaptation(
-        model, train, config, given=preprocessing, name=None, labelled=None, start=None, report=False
+    config = FAST.changed(
+        seed=cell.seed, size=preprocessing.size[0], steps=steps, quality_every=every, **RECIPES.get(cell.recipe, {})
     )
+    recipe = Adaptation(model, train, config, given=preprocessing, name=None, labelled=None, start=None, report=False)
 
     def measured(masked: nn.Module) -> dict[str, float]:
         if not labels:
@@ -256,7 +216,7 @@ def collect(cell: Cell, folder: Path, *, labels: bool = True) -> None:
     def watching(current: Run) -> Guard:
         masked = current.learner.masked
         assert masked is not None
-        pixels = distorted(current.store.batch(current.held_out), config.chosen_views, preprocessing, cell.seed)
+        pixels = held_out(current.store.batch(current.held_out), config.chosen_views, preprocessing, cell.seed)
         masked.eval()
         with masked.disable_mask():
             before = {"vectors": vectors(masked, pixels), "accuracy": measured(masked)}
@@ -267,9 +227,13 @@ def collect(cell: Cell, folder: Path, *, labels: bool = True) -> None:
             masked.eval()
             after = {"vectors": vectors(masked, pixels), "accuracy": measured(masked)}
             off = 1 - masked.sparsity()["total"]
-            torch.save({"cell": dataclasses.asdict(cell), "step": step, "before": before, "after": after, "off": off},
-                       cell.file(folder, step))
-            change = {key: round(100 * (value - before["accuracy"][key]), 1) for key, value in after["accuracy"].items()}
+            torch.save(
+                {"cell": dataclasses.asdict(cell), "step": step, "before": before, "after": after, "off": off},
+                cell.file(folder, step),
+            )
+            change = {
+                key: round(100 * (value - before["accuracy"][key]), 1) for key, value in after["accuracy"].items()
+            }
             print(cell, step, f"off {off:.4f}", change, f"{time.perf_counter() - began:.0f} s", flush=True)
             masked.train()
 
@@ -282,27 +246,23 @@ def collect(cell: Cell, folder: Path, *, labels: bool = True) -> None:
                     randomly(masked, size, seed)
                     masked.recalibrate(current.reference)
                     save(size + seed / 1e6, began)
-            raise Finished
+            raise EndOfPointsError
 
-        def quality() -> float:
+        def look() -> None:
             nonlocal seen
             if masked.config.norm in ("anchored", "recalibrate"):
                 masked.recalibrate(current.reference)
-            if seen:
-                save(every * seen, time.perf_counter())
             seen += 1
-            return 0.0
+            save(every * seen, time.perf_counter())
 
-        return Collector(quality, every)
+        return Collector(look, every)
 
     recipe.guard = watching  # type: ignore[method-assign]
-    try:
+    with suppress(EndOfPointsError):
         run(recipe, out=None, resume=False, about={"backbone": cell.backbone, "images": cell.images})
-    except Finished:
-        pass
 
 
-class Finished(Exception):
+class EndOfPointsError(Exception):
     pass
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -22,12 +24,22 @@ from selfmask.objectives.swav import SwAV
 from selfmask.training import Guard, LoopConfig, ParameterGroup, Processes, RunFolder, Steps, train
 from selfmask.training.display import QuietDisplay
 from selfmask.training.guard import GENTLER
+from selfmask.training.quality import Gain
 
 from .small import HOW, Clothes, config, network
 from .test_loop import Stopper
 
 NAN = float("nan")
 BACK, STOPPED = "returned to step", "stopped; step"
+
+
+# All held-out images the same: what is higher at all is proven higher.
+KINDS = torch.zeros(1, 20, dtype=torch.long)
+GAIN = partial(Gain.of, kinds=KINDS)
+
+
+def scores(quality: float, *shape: int) -> Tensor:
+    return torch.full(shape or KINDS.shape, quality, dtype=torch.float64).log()
 
 
 def fast(**changes: Any) -> AdaptConfig:
@@ -224,7 +236,7 @@ def test_a_rule_that_starts_with_weights_off_falls_back_to_the_frozen_backbone(t
 def test_a_rule_that_starts_with_weights_off_is_kept_where_it_is_better(monkeypatch: pytest.MonkeyPatch) -> None:
     """And its start, far below the frozen backbone, is not taken for something that was lost."""
     qualities = iter([0.1, 0.5, 0.2, 0.4, 0.6, 0.55])  # the start, the frozen backbone, then every step
-    monkeypatch.setattr("selfmask.training.quality.Quality.__call__", lambda _: next(qualities))
+    monkeypatch.setattr("selfmask.training.quality.Quality.__call__", lambda _: scores(next(qualities), 7, 40))
     topk = MaskConfig(rule="topk", active_share=0.5)
     result = run(config(steps=4, log_every=1, quality_every=1, gate=True, mask=topk))
     assert (result.result["kept"], result.result["best_step"]) == ("mask", 3)
@@ -281,7 +293,8 @@ def test_steps_use_only_the_images_they_may() -> None:
 def troubled(out: Path, **options: Any) -> AdaptResult:
     """A run that goes back once, and finds something better after that."""
     settings = fast(lr=100.0, seed=3)
-    return run(settings, network(dropout=0.1), Clothes(100), out=out, **options)
+    with mock.patch.object(Gain, "proven", lambda gain, _: gain.mean > 0):  # 20 images prove little
+        return run(settings, network(dropout=0.1), Clothes(100), out=out, **options)
 
 
 def numbers_of(result: AdaptResult) -> tuple[dict[str, Any], list[tuple[Any, ...]]]:
@@ -350,7 +363,7 @@ def guarded(
         ParameterGroup(list(masked.scores.parameters()), 300.0),
         ParameterGroup(list(objective.parameters()), 0.15),
     ]
-    guard = Guard(lambda: 1 - 2 * abs(masked.sparsity()["total"] - best_share), every=1)
+    guard = Guard(lambda: scores(1 - 2 * abs(masked.sparsity()["total"] - best_share)), GAIN, every=1, looks=12)
     with RunFolder(path, resume=resume) as folder:
         folder.begin({}, {}, {})
         loop = LoopConfig(log_every=1, checkpoint_every=3)
@@ -440,11 +453,11 @@ def test_a_crash_between_the_two_checkpoints_goes_on_from_the_later_one(
 
 def watching(*qualities: float) -> Guard:
     """A guard that has measured these, one a step; its states are the numbers of the steps."""
-    guard = Guard(lambda: qualities[0], every=1)
+    guard = Guard(lambda: scores(qualities[0]), GAIN, every=1, looks=10)
     guard.begin(lambda: {"at": 0})
     for step, quality in enumerate(qualities[1:], 1):
-        line = {"step": step, "loss": 1.0, "quality": quality}
-        assert guard.look(line, nn.Identity(), lambda step=step: {"at": step}) is None  # type: ignore[misc]
+        line, take = {"step": step, "loss": 1.0}, partial(dict, at=step)
+        assert guard.look(line, nn.Identity(), take, scores(quality)) is None
     return guard
 
 
@@ -454,12 +467,27 @@ def watching(*qualities: float) -> Guard:
 )
 def test_the_best_point_is_the_first_of_the_highest_start_included(qualities: tuple[float, ...], best: int) -> None:
     guard = watching(*qualities)
-    assert (guard.best_step, guard.best_quality, guard.best_state) == (best, max(qualities), {"at": best})
-    assert guard.first_quality == qualities[0]
+    assert (guard.best_step, guard.best_state) == (best, {"at": best})
+    assert guard.best_quality == pytest.approx(max(qualities))
+    assert guard.first_quality == pytest.approx(qualities[0])
 
 
-def look(guard: Guard, model: nn.Module | None = None, **line: Any) -> str | None:
-    return guard.look({"step": 10, "loss": 1.0, **line}, model or nn.Identity(), dict)
+def look(guard: Guard, model: nn.Module | None = None, quality: float | None = None, **line: Any) -> str | None:
+    measured = None if quality is None else scores(quality)
+    return guard.look({"step": 10, "loss": 1.0, **line}, model or nn.Identity(), dict, measured)
+
+
+def test_a_point_that_may_be_better_by_luck_is_not_kept() -> None:
+    """As high on average as one that is kept, but by some images alone."""
+    guard = watching(0.5)
+    some = scores(0.5)
+    some[:, :4] += 1.0
+    assert guard.look({"step": 1, "loss": 1.0}, nn.Identity(), dict, some) is None
+    assert (guard.best_step, guard.best_gain) == (0, None)
+    assert guard.look({"step": 2, "loss": 1.0}, nn.Identity(), dict, scores(0.5) + 0.2) is None
+    assert guard.best_step == 2
+    assert guard.best_gain is not None
+    assert guard.best_gain.mean == pytest.approx(0.2)
 
 
 def test_quality_that_is_lost_is_trouble_and_a_little_less_is_not() -> None:
@@ -550,6 +578,7 @@ def test_what_a_guard_knows_can_be_saved(tmp_path: Path) -> None:
     look(guard, loss=2.0, ln_k=3.0, step=7)
     guard.answer(7)
     torch.save(guard.state_dict(), tmp_path / "guard.pt")
-    other = Guard(guard.quality, every=1)
+    other = Guard(guard._measure, guard._gain, every=1, looks=10)
     other.load_state_dict(torch.load(tmp_path / "guard.pt", weights_only=True), guard.best_state)
-    assert vars(other) == vars(guard)
+    assert torch.equal(other._first, guard._first)
+    assert vars(other) | {"_first": None} == vars(guard) | {"_first": None}

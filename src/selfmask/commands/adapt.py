@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from ..data import Images, open_images
+from ..data.distortions import DISTORTIONS, distorted
 from ..data.pixels import fit, normalised
-from ..data.views import MultiCrop, ViewsConfig
+from ..data.views import ViewsConfig
 from ..errors import ConfigError
 from ..files import RunFile
 from ..masking import MaskConfig, MaskedModel, get_masked_model
@@ -27,13 +30,14 @@ from ..training.display import Display
 from ..training.guard import Guard
 from ..training.loop import ParameterGroup
 from ..training.methods import Learner
-from ..training.quality import Quality
+from ..training.quality import Gain, Quality
 from ..training.run import Recipe, Run, Watch, run, score_group
 from ..training.seeds import derive, generator
 from ..training.start import Start
 from .outcome import Labelled, check_labels, measure, write_mask, write_neighbours_report
 
 _HELD_OUT = 256  # images that the gate looks at, or a fifth of all if they are few
+_COPIES = 512  # distorted copies of them, in all
 _PAPER_STEPS = 117_188  # 150 epochs of 50,000 images in batches of 64
 
 
@@ -61,7 +65,7 @@ class AdaptConfig(RunConfig):
     objective: ObjectiveConfig = dataclasses.field(default_factory=SwAVConfig)
     views: ViewsConfig | None = None
     gate: bool = False
-    quality_every: int = 40
+    quality_every: int = 60
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -262,25 +266,27 @@ class Adaptation(Recipe):
     def guard(self, run: Run) -> Guard | None:
         if not self.config.gate:
             return None
-        masked, preprocessing = _masked(run.learner), self.preprocessing
+        masked, preprocessing, device = _masked(run.learner), self.preprocessing, run.processes.device
         images = run.store.batch(run.held_out)
-        distorted = MultiCrop(
-            dataclasses.replace(self.config.chosen_views, size=preprocessing.size[0], large=1, small=0), preprocessing
-        )
-        draws = distorted.draw(len(images), generator(self.config.seed, "held-out views"))
-        (views,) = distorted(images, draws)
-        clean = torch.stack([normalised(fit(image, preprocessing), preprocessing) for image in images])
-        clean, views = (part.to(run.processes.device, memory_format=torch.channels_last) for part in (clean, views))
-        quality = Quality(masked, clean, views)
+        clean = torch.stack([fit(image, preprocessing) for image in images]).float() / 255
+        copies, kinds = distorted(clean, _copies(len(images)), generator(self.config.seed, "held-out copies"))
+        pixels = (normalised(255 * part, preprocessing) for part in (clean, copies.flatten(0, 1)))
+        clean, flat = (part.to(device, memory_format=torch.channels_last) for part in pixels)
+        quality = Quality(masked, clean, flat.view(*kinds.shape, *clean.shape[1:]))
 
-        def measured() -> float:
+        def measured() -> Tensor:
             if masked.config.norm in ("anchored", "recalibrate"):
                 masked.recalibrate(run.reference)
             return run.processes.from_main(quality)
 
         starts_frozen = self.start is not None or masked.sparsity()["total"] == 1
-        baseline = None if starts_frozen else lambda: run.processes.from_main(quality.frozen)
-        return Guard(measured, self.config.quality_every, baseline)
+        return Guard(
+            measured,
+            partial(Gain.of, kinds=kinds),
+            every=self.config.quality_every,
+            looks=math.ceil(run.steps / self.config.quality_every),
+            baseline=None if starts_frozen else lambda: run.processes.from_main(quality.frozen),
+        )
 
     def settled(self, run: Run) -> Learner:
         masked, frozen = _masked(run.learner), run.guard is not None and run.guard.best_step == 0
@@ -306,6 +312,8 @@ class Adaptation(Recipe):
             numbers |= {
                 "quality_before": guard.first_quality,
                 "quality_after": guard.best_quality,
+                "gain": guard.best_gain.mean if guard.best_gain else 0.0,
+                "gain_error": guard.best_gain.error if guard.best_gain else None,
                 "best_step": guard.best_step,
                 "kept": "mask" if guard.best_step else "identity" if self.start is None else "start",
                 "gate_seconds": guard.seconds,
@@ -325,6 +333,11 @@ def held_out(count: int, config: AdaptConfig) -> list[int]:
     held = max(2, min(_HELD_OUT, count // 5)) if config.gate else 0
     order = torch.randperm(count, generator=generator(config.seed, "held out"))
     return sorted(order[:held].tolist())
+
+
+def _copies(count: int) -> int:
+    """How many distorted copies of each held-out image: more of each where they are few, at much the same cost."""
+    return max(2, min(len(DISTORTIONS), _COPIES // count))
 
 
 def _masked(learner: Learner) -> MaskedModel:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import math
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..masking import MaskedModel
 from ..objectives import Health
+from .quality import Gain, as_quality
 
 GENTLER = 0.25  # of the learning rate, after going back
 _PLATEAU = 80  # steps at the loss of a guess that are a plateau; known, with the lines before and after, within 100
@@ -24,41 +27,57 @@ State = dict[str, Any]
 
 
 class Guard:
-    """Measures quality now and then, keeps the best point, and answers trouble: go back once, and gentler; then stop.
+    """Measures now and then, keeps the best point that is proven better than what the run falls back to, and answers
+    trouble: go back once, and gentler; then stop.
 
-    quality: measures the model as it is, without labels; higher is better.
-    every: steps between two measurements.
-    baseline: the quality of what the run falls back to, where that is not the point it starts at.
+    measure: scores of the model as it is, without labels; higher is better. Their order is always the same.
+    gain: how much better the second scores are than the first.
+    every, looks: steps between two measurements, and how many there will be.
+    baseline: the scores of what the run falls back to, where that is not the point it starts at.
     """
 
-    def __init__(self, quality: Callable[[], float], every: int, baseline: Callable[[], float] | None = None) -> None:
-        self.quality, self.every, self._baseline = quality, every, baseline
+    def __init__(
+        self,
+        measure: Callable[[], Tensor],
+        gain: Callable[[Tensor, Tensor], Gain],
+        *,
+        every: int,
+        looks: int,
+        baseline: Callable[[], Tensor] | None = None,
+    ) -> None:
+        self._measure, self._gain, self.every, self._looks, self._baseline = measure, gain, every, looks, baseline
         self.scale = 1.0
         self.best_step, self.best_quality, self.first_quality = 0, -math.inf, -math.inf
+        self.best_gain: Gain | None = None
         self.stopped = False
         self.seconds = 0.0  # spent on measuring
         self._learned = 0  # the last step whose loss was better than a guess
+        self._first = torch.zeros(1, 1)  # scores of what the run falls back to
         self._peak = -math.inf  # the best quality of any point of this run, kept or not
 
-    def measure(self, quality: Callable[[], float] | None = None) -> float:
+    def measure(self, measure: Callable[[], Tensor] | None = None) -> Tensor:
         start = time.perf_counter()
-        measured = (quality or self.quality)()
+        measured = (measure or self._measure)()
         self.seconds += time.perf_counter() - start
         return measured
 
     def begin(self, take: Callable[[], State]) -> None:
-        """Measure the start, or what takes its place: nothing is kept that is not better."""
+        """Measure the start, or what takes its place: nothing is kept that is not proven better."""
         self.best_state = copy.deepcopy(take())  # before measuring, which may estimate statistics anew and round them
-        self._peak = self.measure()
-        self.first_quality = self.best_quality = self.measure(self._baseline) if self._baseline else self._peak
+        scores = self.measure()
+        self._peak = as_quality(scores)
+        self._first = self.measure(self._baseline) if self._baseline else scores
+        self.first_quality = self.best_quality = as_quality(self._first)
 
-    def look(self, line: Mapping[str, Any], model: nn.Module, take: Callable[[], State]) -> str | None:
+    def look(
+        self, line: Mapping[str, Any], model: nn.Module, take: Callable[[], State], scores: Tensor | None = None
+    ) -> str | None:
         """What is wrong after this line of the log, if anything is; else keep the point if it is the best so far."""
         trouble = self._collapse(line, model)
-        quality = line.get("quality")
-        if trouble is None and quality is not None:
-            if quality > self.best_quality:
-                self.best_step, self.best_quality = line["step"], quality
+        if trouble is None and scores is not None:
+            quality, gain = as_quality(scores), self._gain(self._first, scores)
+            if quality > self.best_quality and gain.proven(self._looks):
+                self.best_step, self.best_quality, self.best_gain = line["step"], quality, gain
                 self.best_state = copy.deepcopy(take())
             elif quality < _LOST * self._peak:
                 trouble = f"quality fell from {self._peak:.3f} to {quality:.3f}"
@@ -95,7 +114,8 @@ class Guard:
             "scale": self.scale,
             "best_step": self.best_step,
             "best_quality": self.best_quality,
-            "first_quality": self.first_quality,
+            "best_gain": None if self.best_gain is None else dataclasses.astuple(self.best_gain),
+            "first": self._first,
             "peak": self._peak,
             "stopped": self.stopped,
             "learned": self._learned,
@@ -104,7 +124,9 @@ class Guard:
 
     def load_state_dict(self, state: Mapping[str, Any], best: State) -> None:
         self.scale, self.best_step, self.best_quality = state["scale"], state["best_step"], state["best_quality"]
-        self.first_quality, self.stopped = state["first_quality"], state["stopped"]
+        self.best_gain = None if state["best_gain"] is None else Gain(*state["best_gain"])
+        self._first, self.stopped = state["first"], state["stopped"]
+        self.first_quality = as_quality(self._first)
         self.seconds, self._learned, self._peak = state["seconds"], state["learned"], state["peak"]
         self.best_state = best
 

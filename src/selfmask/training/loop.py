@@ -28,6 +28,7 @@ from .folder import RunFolder
 from .guard import Guard, put_state, take_state
 from .optimizer import PerTensorSGD
 from .processes import Processes
+from .quality import as_quality
 from .schedule import cosine
 from .seeds import derive
 from .sync_norm import SyncNorm
@@ -194,9 +195,10 @@ class _State:
     def guarded(self, guard: Guard, line: Mapping[str, Any], last: bool) -> dict[str, Any]:
         """What the guard adds to a line of the log, having kept the best point or gone back to it."""
         added: dict[str, Any] = {}
-        if last or line["step"] % guard.every == 0:
-            added["quality"] = guard.measure()
-        trouble = guard.look({**line, **added}, self.model, partial(self.take, line["step"]))
+        scores = guard.measure() if last or line["step"] % guard.every == 0 else None
+        if scores is not None:
+            added["quality"] = as_quality(scores)
+        trouble = guard.look({**line, **added}, self.model, partial(self.take, line["step"]), scores)
         if trouble is not None:
             added |= {"trouble": trouble, "answer": guard.answer(line["step"])}
             self.put(guard.best_state)
