@@ -35,16 +35,16 @@ def cascade(tmp_path_factory: pytest.TempPathFactory) -> Cascade:
 def test_every_thread_gets_its_own_vectors(cascade: Cascade, tmp_path: Path) -> None:
     before, batches = state_of(cascade.masked.base), [pixels(24)[start : start + 8] for start in (0, 8, 16)]
     with torch.no_grad():
-        expected = [cascade.vectors(batch, SIDES) for batch in batches]
+        # Rounding depends on how many images run at a time, so on what else is asked for.
+        expected = [[cascade.vectors(batch, SIDES[:n]) for n in range(1, 5)] for batch in batches]
     prints = [cascade.fingerprint(side) for side in SIDES]
     cascade.save(tmp_path / "alone.smn")
 
     def work(number: int) -> None:
         for turn in range(6):
-            batch = (number + turn) % len(batches)
-            chosen = SIDES[: 1 + (number + turn) % len(SIDES)]
-            found = cascade.vectors(batches[batch], chosen)
-            assert all(torch.equal(a, b) for a, b in zip(found, expected[batch], strict=False))
+            batch, sides = (number + turn) % len(batches), (number + turn) % len(SIDES)
+            found = cascade.vectors(batches[batch], SIDES[: 1 + sides])
+            assert all(torch.equal(*pair) for pair in zip(found, expected[batch][sides], strict=True))
         side = number % len(SIDES)
         assert cascade.fingerprint(SIDES[side]) == prints[side]
         cascade.save(tmp_path / f"{number}.smn")

@@ -10,7 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -31,7 +31,7 @@ NAMES = ["one", "two", "three", "four", "five"]
 def many_switches() -> Iterator[None]:
     """Threads take turns as often as they can, so that what can go wrong does."""
     before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
+    sys.setswitchinterval(1e-5)
     try:
         yield
     finally:
@@ -367,7 +367,7 @@ WAITING: dict[str, Waiting] = {
     "merge_and_unload": lambda masked, _: masked.merge_and_unload(),
     "view": lambda masked, _: masked.view("two"),
     "state_dict": lambda masked, _: nn.Sequential(masked).state_dict(),
-    "load_state_dict": lambda masked, _: masked.load_state_dict(dict.fromkeys(masked.state_dict(), torch.zeros(()))),
+    "load_state_dict": lambda masked, _: masked.load_state_dict({}, strict=False),
     "deepcopy": lambda masked, _: copy.deepcopy(masked),
     "to": lambda masked, _: masked.to(torch.float64),
     "train": lambda masked, _: masked.train(),
@@ -393,10 +393,7 @@ def test_what_touches_the_base_waits(name: str, files: dict[str, Path]) -> None:
         waiting = pool.submit(WAITING[name], masked, _nested(files["three"], files))
         assert not wait([waiting], timeout=0.05).done
         gate.open.set()
-        try:
-            waiting.result(timeout=60)
-        except RuntimeError:
-            assert name == "load_state_dict"  # shapes differ: what counts is when it is told
+        waiting.result(timeout=60)
         assert torch.equal(running.result(timeout=60), expected)
 
 
@@ -415,11 +412,12 @@ def _nested(file: Path, files: dict[str, Path]) -> Path:
 
 def test_views_do_not_wait(masked: MaskedModel) -> None:
     view, expected = masked.view(), masked(images())
-    with masked.lock, ThreadPoolExecutor(2) as pool:
-        assert torch.equal(pool.submit(view, images()).result(timeout=60), expected)
-        waiting = pool.submit(masked, images())
-        assert not wait([waiting], timeout=0.05).done
-    assert torch.equal(waiting.result(timeout=60), expected)
+    with ThreadPoolExecutor(2) as pool:
+        with masked.lock:
+            assert torch.equal(pool.submit(view, images()).result(timeout=60), expected)
+            waiting = pool.submit(masked, images())
+            assert not wait([waiting], timeout=0.05).done
+        assert torch.equal(waiting.result(timeout=60), expected)
 
 
 def test_the_lock_may_be_taken_twice(masked: MaskedModel) -> None:
@@ -552,22 +550,25 @@ def test_memory_is_used_again(masked: MaskedModel) -> None:
 
 
 def test_backwards_in_many_threads() -> None:
-    """Gradients of several threads add up, as they do in any module."""
+    """Threads share the graph of the effective weights; each gradient is right, or refused."""
     masked = masked_digits().eval()
-    for seed in range(4):
-        loss_of(masked(images(seed))).backward()
-    expected = [score.grad.clone() for score in masked.scores.parameters()]
-    masked.scores.zero_grad()
-    for score in masked.scores.parameters():
-        score.grad = torch.zeros_like(score)  # so that all add to one tensor
+    scores = list(masked.scores.parameters())
+    expected = [torch.autograd.grad(loss_of(masked(images(seed))), scores) for seed in range(4)]
+    right = []
 
     def work(number: int) -> None:
-        with torch.enable_grad():
-            loss_of(masked(images(number))).backward()
+        for _ in range(25):
+            found: tuple[Tensor, ...] = ()
+            refused = pytest.raises(RuntimeError, match="run the forward pass again")
+            with suppress(pytest.fail.Exception), refused, torch.enable_grad():
+                found = torch.autograd.grad(loss_of(masked(images(number))), scores)
+            if found:
+                right.append(number)
+                for a, b in zip(found, expected[number], strict=True):
+                    torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
     in_threads(4, work)
-    for score, gradient in zip(masked.scores.parameters(), expected, strict=True):
-        torch.testing.assert_close(score.grad, gradient, rtol=1e-3, atol=1e-4)
+    assert len(right) > 10
 
 
 def test_copies_have_locks_of_their_own(masked: MaskedModel) -> None:

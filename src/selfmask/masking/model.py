@@ -242,30 +242,35 @@ class MaskedModel(nn.Module):
 
         A batch is what the model takes: a tensor, or a tuple or list whose first item is one (labels are ignored).
         """
-        active = self._require_active()
-        if self._config(active).norm == "frozen":
-            raise ConfigError(
-                "norm='frozen' keeps the batch-norm statistics unchanged", todo="choose norm='adapt' or 'recalibrate'"
-            )
-        layers = {name: layer for name, layer in norm_layers(self.base).items() if hasattr(layer, "momentum")}
-        if self._anchor is not None and not layers:
-            return
-        anchor, seen = self._anchor if active == self._trained else None, 0
-        moving = [layer for layer in layers.values() if anchor is None or can_be_anchored(layer)]
         with self.lock:
-            current = {k: value.clone() for k, value in (norm_buffers(self.base) | self._statistics(active)).items()}
+            active = self._require_active()
+            if self._config(active).norm == "frozen":
+                raise ConfigError(
+                    "norm='frozen' keeps the batch-norm statistics unchanged",
+                    todo="choose norm='adapt' or 'recalibrate'",
+                )
+            layers = [layer for layer in norm_layers(self.base).values() if hasattr(layer, "momentum")]
+            if self._anchor is not None and not layers:
+                return
+            anchor = self._anchor if active == self._trained else None
+            if anchor is not None:
+                layers = [layer for layer in layers if can_be_anchored(layer)]
+            statistics = norm_buffers(self.base) | self._statistics(active)
+            current = {name: value.clone() for name, value in statistics.items()}
             own = {**current, **(anchor.in_training(self.base) if anchor else {})}
+        seen = 0
         with self._choosing(active):
             for batch in batches:
                 seen += 1  # the first batch replaces all that was, the second counts half, ...
-                with self.lock, self._averaging(moving, 1 / seen):  # between batches, others may run
+                with self.lock, self._averaging(layers, 1 / seen):  # between batches, other threads may run
                     self._run({**self._replacements(), **own}, batch[0] if isinstance(batch, tuple | list) else batch)
         if not seen:
             raise ConfigError("recalibrate needs at least one batch", found="none")
         with self.lock:
             if anchor is not None:
                 current |= anchor.in_evaluation(self.base, current)
-            for name, value in self._statistics(active).items():  # only now: an error on the way changes nothing
+            # Only now: an error on the way changes nothing.
+            for name, value in self._statistics(self._known(active)).items():
                 value.copy_(current[name])
 
     @contextmanager
