@@ -13,7 +13,7 @@ from torch import nn
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 _registering = threading.Lock()
-_locks: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()  # type: ignore[valid-type]
+_locks: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()
 
 
 class BaseLock:

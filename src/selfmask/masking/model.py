@@ -149,7 +149,7 @@ class MaskedModel(nn.Module):
 
     # ---- running --------------------------------------------------------------------------------------------
 
-    @torch.compiler.disable(recursive=False)  # type: ignore[untyped-decorator]
+    @torch.compiler.disable(recursive=False)  # type: ignore[no-untyped-call, untyped-decorator]
     @exclusive
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self._run(self._replacements(), *args, **kwargs)
