@@ -97,8 +97,8 @@ class Cascade(nn.Module):
         """Write the cascade to one file, atomically, and return its size in bytes."""
         masks = []
         for name in [DISPATCHER, *map(expert_name, range(self.experts))]:
-            self.masked.set_mask(name)
-            masks.append(self.masked.mask_bytes(relative_to=None if name == DISPATCHER else DISPATCHER))
+            with self.masked.using(name):
+                masks.append(self.masked.mask_bytes(relative_to=None if name == DISPATCHER else DISPATCHER))
         return write_cascade(
             path,
             masks=masks,
@@ -192,8 +192,8 @@ class Cascade(nn.Module):
         return combined
 
     def _run(self, mask: str, pixels: Tensor) -> Tensor:
-        self.masked.set_mask(mask)
-        features = torch.cat([as_vectors(self.masked(part)).float() for part in torch.split(pixels, _AT_ONCE)])
+        with self.masked.lock, self.masked.using(mask):  # held for all parts: no other thread switches in between
+            features = torch.cat([as_vectors(self.masked(part)).float() for part in torch.split(pixels, _AT_ONCE)])
         if features.shape[1] != self.width:
             raise CorruptCascadeError(
                 "the cascade was made for a base with another number of features",
@@ -218,7 +218,8 @@ class Cascade(nn.Module):
 
     def fingerprint(self, variant: str) -> str:
         """A hash of all that the vectors of a variant depend on, but images and preprocessing."""
-        base = base_fingerprint(self.masked.base, self.masked.fingerprints)
+        with self.masked.lock:
+            base = base_fingerprint(self.masked.base, self.masked.fingerprints)
         if variant == FROZEN:
             return base
         masks = [self.mask_identity(DISPATCHER)]
@@ -233,8 +234,8 @@ class Cascade(nn.Module):
 
     def mask_identity(self, name: str) -> str:
         """A hash of a mask's bits and statistics."""
-        self.masked.set_mask(name)
-        mask = self.masked.pack()
+        with self.masked.using(name):
+            mask = self.masked.pack()
         return mask.sha256 + Fingerprints().of(mask.norm)
 
 

@@ -106,7 +106,8 @@ class MaskVariants:
         return vectors
 
     def fingerprint(self, variant: str) -> str:
-        base = base_fingerprint(self.masked.base, self.masked.fingerprints)
+        with self.masked.lock:
+            base = base_fingerprint(self.masked.base, self.masked.fingerprints)
         if variant == FROZEN:
             return base
         mask = self.masked.pack()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from functools import cache
 from typing import Any
@@ -65,36 +66,57 @@ class EffectiveWeight:
     A training step may run the backbone several times (multi-crop); the effective weight is computed once and
     shared until a backward has run: scores are then about to change, and not every optimizer leaves a trace of it.
     The memory is used again and again, because fresh pages cost more than the arithmetic, but never while a graph
-    waits for its backward.
+    waits for its backward, or one runs in another thread.
     """
 
     def __init__(self) -> None:
         self.buffer: Tensor | None = None
         self.output: Tensor | None = None
         self.pending = False
+        self.times_used = 0  # the buffer, for other weights
 
     def blank(self, weight: Tensor) -> Tensor:
         """Memory of the weight's shape to write a mask into."""
-        old = self.buffer
-        if (
-            old is None
-            or self.pending
-            or (old.shape, old.dtype, old.device, old.stride())
-            != (weight.shape, weight.dtype, weight.device, weight.stride())
-        ):
-            self.buffer = torch.empty_like(weight, requires_grad=False)
-        self.output, self.pending = None, False
-        assert self.buffer is not None
-        return self.buffer
+        with _changing:
+            old, pending = self.buffer, self.pending
+            self.output, self.pending = None, False
+            self.times_used += 1
+            if (
+                old is None
+                or pending
+                or _is_held_elsewhere(old)
+                or (old.shape, old.dtype, old.device, old.stride())
+                != (weight.shape, weight.dtype, weight.device, weight.stride())
+            ):
+                self.buffer = torch.empty_like(weight, requires_grad=False)
+            assert self.buffer is not None
+            return self.buffer
 
-    def finish(self, score: Tensor | None, weight: Tensor, inv_alpha: float, detach_alpha: bool) -> None:
+    def finish(self, score: Tensor | None, weight: Tensor, inv_alpha: float, detach_alpha: bool) -> Tensor:
         """Tie the effective weight in the buffer to `score`, where a gradient is wanted."""
         assert self.buffer is not None
-        if score is None:
-            self.output = self.buffer
-        else:
-            self.output = _StraightThrough.apply(score, weight, self, inv_alpha, detach_alpha)
-            self.pending = True
+        output = self.buffer if score is None else _StraightThrough.apply(score, weight, self, inv_alpha, detach_alpha)
+        with _changing:
+            self.output, self.pending = output, score is not None
+        return output
+
+    def held(self, buffer: Tensor, time: int) -> Tensor:
+        """What a backward reads: nobody writes to it as long as this is held."""
+        with _changing:
+            if self.buffer is buffer and self.times_used != time:  # as autograd does with tensors that it saves itself
+                raise RuntimeError(
+                    "the scores changed between this forward pass and its backward pass; run the forward pass again"
+                )
+            return buffer.detach()
+
+    def used_up(self, buffer: Tensor, time: int) -> None:
+        """A backward has run: what it went through is not to be shared any more."""
+        with _changing:
+            if self.buffer is buffer and self.times_used == time:
+                self.output, self.pending = None, False
+
+
+_changing = threading.RLock()  # one for all: it is held for the blink of an eye
 
 
 class _StraightThrough(torch.autograd.Function):
@@ -108,7 +130,7 @@ class _StraightThrough(torch.autograd.Function):
         # Kept as attributes, since saved tensors are freed by the first backward and several losses may share
         # this node. Nothing is copied: the base weight is there already, and the buffer is what we return.
         ctx.weight, ctx.buffer, ctx.inv_alpha, ctx.detach_alpha = weight, slot.buffer, inv_alpha, detach_alpha
-        ctx.version = slot.buffer._version
+        ctx.time = slot.times_used
         # Weak, because the slot holds the output, which holds this node: the loop would never be collected.
         ctx.slot = weakref.ref(slot)
         return slot.buffer.detach()
@@ -117,11 +139,8 @@ class _StraightThrough(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         # dL/dM_i = g_i w_i / alpha - (sum_j g_j w_j m_j) / (2 N alpha^3); the second term is alpha's share.
-        weight, effective = ctx.weight, ctx.buffer
-        if effective._version != ctx.version:  # what autograd checks for tensors that it saves itself
-            raise RuntimeError(
-                "the scores changed between this forward pass and its backward pass; run the forward pass again"
-            )
+        weight, slot = ctx.weight, ctx.slot()
+        effective = ctx.buffer if slot is None else slot.held(ctx.buffer, ctx.time)
         if ctx.detach_alpha:
             offset = _zero(grad.device, grad.dtype)
         else:
@@ -129,9 +148,8 @@ class _StraightThrough(torch.autograd.Function):
         # Fresh memory costs more than the arithmetic: a gradient that nobody else holds is written over.
         into = grad if _is_ours_alone(grad) and grad.stride() == weight.stride() else None
         grad_mask = torch.addcmul(offset.to(grad.dtype), grad, weight, value=ctx.inv_alpha, out=into)
-        slot = ctx.slot()
-        if slot is not None and slot.buffer is effective:
-            slot.output, slot.pending = None, False
+        if slot is not None:
+            slot.used_up(ctx.buffer, ctx.time)
         return grad_mask.float(), None, None, None, None
 
 
@@ -144,6 +162,11 @@ def _is_ours_alone(grad: Tensor) -> bool:
     if not _is_dense(grad) or _ONE_HOLDER is None:
         return False
     return _uses(grad) == 1 and _holders(grad) == _ONE_HOLDER
+
+
+def _is_held_elsewhere(tensor: Tensor) -> bool:
+    """Whether a graph, or another tensor of the same memory, holds it; not where that cannot be told."""
+    return _ONE_HOLDER is not None and (_uses(tensor) not in (1, None) or _holders(tensor) != _ONE_HOLDER)
 
 
 def _uses(tensor: Tensor) -> int | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +30,18 @@ from ..maskfile import (
 from ..preprocessing import Preprocessing
 from .config import MaskConfig
 from .effective import EffectiveWeight, apply_mask_, count_ones, inverse_alpha, unpack_mask_
+from .locks import BaseLock, exclusive
 from .members import member_key, tensor_name
-from .norms import Anchor, can_be_anchored, norm_buffers, norm_layers, plain_average, saved_statistics
+from .norms import Anchor, can_be_anchored, momentum_of, norm_buffers, norm_layers, saved_statistics
 from .rules import write_mask
 from .scores import choose_fraction, initial_scores
 from .selection import select_parameters, tied_names
+from .views import view_of
 
 DEFAULT = "default"
+
+# What `using` and `disable_mask` chose, in this thread or task; None: no mask.
+_chosen_here: ContextVar[Mapping[MaskedModel, str | None]] = ContextVar("chosen_here", default={})  # noqa: B039
 
 
 def get_masked_model(model: nn.Module, config: MaskConfig | None = None) -> MaskedModel:
@@ -45,10 +51,11 @@ def get_masked_model(model: nn.Module, config: MaskConfig | None = None) -> Mask
     >>> optimizer = torch.optim.SGD(masked.scores.parameters(), lr=50, momentum=0.9)
     """
     config = config or MaskConfig()
-    names = select_parameters(model, config)  # before anything is touched
-    masked = MaskedModel(model)
-    masked._add_scores(config, names)
-    masked._freeze()
+    with BaseLock(model):
+        names = select_parameters(model, config)  # before anything is touched
+        masked = MaskedModel(model)
+        masked._add_scores(config, names)
+        masked._freeze()
     return masked
 
 
@@ -57,14 +64,19 @@ class MaskedModel(nn.Module):
 
     The base is frozen and never written to: effective weights and batch-norm statistics replace its own only during a
     call. `scores` are ordinary parameters. Masks loaded from files stay bit-packed.
+
+    Threads may share it: calls wait for each other. `view` gives modules that run in parallel.
     """
 
     base: nn.Module
     scores: nn.ParameterDict
+    lock: BaseLock
+    """Held by every call. Hold it to do several things as one, or to use `base` itself while other threads run."""
 
     def __init__(self, base: nn.Module) -> None:
         super().__init__()
         self.base = base
+        self.lock = BaseLock(base)
         self.scores = nn.ParameterDict()
         self.config = MaskConfig()
         self.base_name, self.preprocessing = Preprocessing.of_model(base)
@@ -77,7 +89,6 @@ class MaskedModel(nn.Module):
         self._norm = nn.Module()  # our copy of the base's running statistics; they move with the scores
         self._packed: dict[str, PackedMask] = {}
         self._active: str | None = None
-        self._disabled = False
         self._fingerprints = Fingerprints()
         self._members = Members()
         self._converted = False  # to another type, since it was masked
@@ -93,10 +104,11 @@ class MaskedModel(nn.Module):
 
     @property
     def active_mask(self) -> str | None:
-        """The name of the active mask, or None if masks are disabled."""
-        return None if self._disabled else self._active
+        """The name of the active mask, as this thread sees it, or None if masks are disabled."""
+        return _chosen_here.get().get(self, self._active)
 
     @property
+    @exclusive
     def num_masked(self) -> int:
         """The number of weights that carry a score (or, in a loaded mask, a bit) in the active mask."""
         if (active := self._require_active()) in self._packed:
@@ -106,6 +118,7 @@ class MaskedModel(nn.Module):
             for name, score in self._named_scores().items()
         )
 
+    @exclusive
     def sparsity(self) -> dict[str, float]:
         """The share of active weights among those masked, per tensor and in "total" (the paper's "sparsity")."""
         active = self._require_active()
@@ -136,9 +149,16 @@ class MaskedModel(nn.Module):
 
     # ---- running --------------------------------------------------------------------------------------------
 
+    @torch.compiler.disable(recursive=False)  # type: ignore[no-untyped-call, untyped-decorator]
+    @exclusive
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return functional_call(self.base, self._replacements(), args, kwargs, tie_weights=False)
+        return self._run(self._replacements(), *args, **kwargs)
 
+    def _run(self, replacements: dict[str, Tensor], /, *args: Any, **kwargs: Any) -> Any:
+        """The base, with other tensors in place while it runs: who calls this holds the lock."""
+        return functional_call(self.base, replacements, args, kwargs, tie_weights=False)
+
+    @exclusive
     def train(self, mode: bool = True) -> MaskedModel:
         super().train(mode)
         if mode and self.config.norm in ("frozen", "anchored"):
@@ -146,15 +166,43 @@ class MaskedModel(nn.Module):
                 layer.train(self.config.norm == "anchored" and can_be_anchored(layer))
         return self
 
+    @exclusive
+    def view(self, name: str | None = None) -> nn.Module:
+        """The base with a mask in place, by default the active one: a module in eval mode, like the base.
+
+        Views run in parallel with each other and with everything else. A view is made once: it follows neither
+        training nor later changes of the base's modules. It shares the memory of the weights that are not masked.
+        """
+        active = self.active_mask if name is None else name
+        with torch.inference_mode(False), torch.no_grad():
+            if active is None:
+                return view_of(self.base, {}, {})
+            return view_of(self.base, self._expanded(self._known(active)), self._statistics(active))
+
+    @contextmanager
+    def using(self, name: str) -> Iterator[None]:
+        """Within this context, and only in the thread or task that entered it, this mask is the active one."""
+        with self._choosing(self._known(name)):
+            yield
+
     @contextmanager
     def disable_mask(self) -> Iterator[None]:
-        """Within this context, the model is the untouched base, including its own batch-norm statistics."""
-        before, self._disabled = self._disabled, True
+        """Within this context, the model is the untouched base, including its own batch-norm statistics.
+
+        Only in the thread or task that entered it: others keep their mask.
+        """
+        with self._choosing(None):
+            yield
+
+    @contextmanager
+    def _choosing(self, name: str | None) -> Iterator[None]:
+        token = _chosen_here.set({**_chosen_here.get(), self: name})
         try:
             yield
         finally:
-            self._disabled = before
+            _chosen_here.reset(token)
 
+    @exclusive
     @torch.no_grad()
     def frozen(self, *args: Any, **kwargs: Any) -> Any:
         """The output of the untouched base in eval mode, whatever mode the masked model is in."""
@@ -165,23 +213,20 @@ class MaskedModel(nn.Module):
         finally:
             self.train(was_training)
 
+    @exclusive
     def set_mask(self, name: str) -> None:
-        """Make a mask the active one and expand it to full weights; all others stay bit-packed."""
-        if name not in self.mask_names:
-            raise UnknownMaskError(
-                f"no mask named {name!r} is loaded",
-                expected=", ".join(self.mask_names) or "no masks are loaded",
-                todo="load it first: masked.load_mask(path, name=...)",
-            )
+        """Make a mask the active one, for all threads, and expand it to full weights; all others stay bit-packed."""
+        self._effective_weights(self._known(name))
         self._active = name
-        self._effective_weights(name)
 
+    @exclusive
     def delete_mask(self, name: str) -> None:
         """Remove a loaded mask. The active mask cannot be deleted: activate another first."""
-        if name not in self._packed or name == self._active:
+        if name not in self._packed or name in (self._active, self.active_mask):
             raise UnknownMaskError(f"the mask {name!r} is active, or was never loaded", found=self.mask_names)
         del self._packed[name], self._tied[name]
 
+    @exclusive
     def anchor(self, batches: Iterable[Tensor]) -> None:
         """For norm="anchored": record the base's batch-norm statistics on these batches, before training on them.
 
@@ -197,35 +242,49 @@ class MaskedModel(nn.Module):
 
         A batch is what the model takes: a tensor, or a tuple or list whose first item is one (labels are ignored).
         """
-        if self._config(self._require_active()).norm == "frozen":
-            raise ConfigError(
-                "norm='frozen' keeps the batch-norm statistics unchanged", todo="choose norm='adapt' or 'recalibrate'"
-            )
-        layers = {name: layer for name, layer in norm_layers(self.base).items() if hasattr(layer, "momentum")}
-        if self._anchor is not None and not layers:
-            return
-        current = {name: value.clone() for name, value in (norm_buffers(self.base) | self._statistics()).items()}
-        was_training, seen = self.training, 0
-        self.eval()
-        try:
-            anchor = self._anchor if self._active == self._trained else None
-            replacements = {**self._replacements(), **current, **(anchor.in_training(self.base) if anchor else {})}
-            with plain_average(layers.values()) as next_batch:
-                for layer in layers.values():
-                    layer.train(anchor is None or can_be_anchored(layer))
-                for batch in batches:
-                    inputs = batch[0] if isinstance(batch, tuple | list) else batch
-                    next_batch()  # the first batch replaces all that was, the second counts half, ...
-                    functional_call(self.base, replacements, (inputs,), tie_weights=False)
-                    seen += 1
-        finally:
-            self.train(was_training)
+        with self.lock:
+            active = self._require_active()
+            if self._config(active).norm == "frozen":
+                raise ConfigError(
+                    "norm='frozen' keeps the batch-norm statistics unchanged",
+                    todo="choose norm='adapt' or 'recalibrate'",
+                )
+            layers = [layer for layer in norm_layers(self.base).values() if hasattr(layer, "momentum")]
+            if self._anchor is not None and not layers:
+                return
+            anchor = self._anchor if active == self._trained else None
+            if anchor is not None:
+                layers = [layer for layer in layers if can_be_anchored(layer)]
+            statistics = norm_buffers(self.base) | self._statistics(active)
+            current = {name: value.clone() for name, value in statistics.items()}
+            own = {**current, **(anchor.in_training(self.base) if anchor else {})}
+        seen = 0
+        with self._choosing(active):
+            for batch in batches:
+                seen += 1  # the first batch replaces all that was, the second counts half, ...
+                with self.lock, self._averaging(layers, 1 / seen):  # between batches, other threads may run
+                    self._run({**self._replacements(), **own}, batch[0] if isinstance(batch, tuple | list) else batch)
         if not seen:
             raise ConfigError("recalibrate needs at least one batch", found="none")
-        if anchor is not None:
-            current |= anchor.in_evaluation(self.base, current)
-        for name, value in self._statistics().items():  # only now: an error on the way changes nothing
-            value.copy_(current[name])
+        with self.lock:
+            if anchor is not None:
+                current |= anchor.in_evaluation(self.base, current)
+            # Only now: an error on the way changes nothing.
+            for name, value in self._statistics(self._known(active)).items():
+                value.copy_(current[name])
+
+    @contextmanager
+    def _averaging(self, layers: list[nn.Module], share: float) -> Iterator[None]:
+        """Within, only these layers are in train mode, and this is the share of a batch in running statistics."""
+        was_training = self.training
+        self.eval()
+        try:
+            for layer in layers:
+                layer.train()
+            with momentum_of(layers, share):
+                yield
+        finally:
+            self.train(was_training)
 
     # ---- files ----------------------------------------------------------------------------------------------
 
@@ -244,6 +303,7 @@ class MaskedModel(nn.Module):
         data = self.mask_bytes(relative_to=relative_to, head=head, notes=notes)
         return write_atomically(Path(path), data, MaskWriteError)
 
+    @exclusive
     def mask_bytes(
         self, *, relative_to: MaskSource | None = None, head: Mapping[str, Tensor] | None = None, notes: str = ""
     ) -> bytes:
@@ -270,18 +330,20 @@ class MaskedModel(nn.Module):
         """
         if is_trainable and name != DEFAULT:
             raise ConfigError("a trainable mask cannot have a name of its own", expected=DEFAULT, found=name)
-        masked = cls(model)
-        masked.load_mask(path, name, relative_to=relative_to)
-        masked.config = masked._config(name)
-        learned = masked._packed[name]
-        masked.base_name = learned.base_name or masked.base_name
-        masked.preprocessing = learned.preprocessing or masked.preprocessing
-        if is_trainable:
-            masked._make_trainable()
-        masked.set_mask(name)
-        masked._freeze()
+        with BaseLock(model):
+            masked = cls(model)
+            masked.load_mask(path, name, relative_to=relative_to)
+            masked.config = masked._config(name)
+            learned = masked._packed[name]
+            masked.base_name = learned.base_name or masked.base_name
+            masked.preprocessing = learned.preprocessing or masked.preprocessing
+            if is_trainable:
+                masked._make_trainable()
+            masked.set_mask(name)
+            masked._freeze()
         return masked
 
+    @exclusive
     def load_mask(self, path: MaskSource, name: str, *, relative_to: MaskSource | None = None) -> None:
         """Load another mask, bit-packed; `set_mask(name)` then makes it the active one."""
         if name in self.mask_names:
@@ -292,6 +354,7 @@ class MaskedModel(nn.Module):
         self._tied[name] = known[0] if known else tied_names(self.base, names)
         self._packed[name] = mask
 
+    @exclusive
     def merge_and_unload(self) -> nn.Module:
         """A copy of the base with the active mask merged into its weights: a plain module, independent of selfmask."""
         dense = copy.deepcopy(self.base)
@@ -304,6 +367,7 @@ class MaskedModel(nn.Module):
             parameter.requires_grad_(self._trainable[name])
         return dense
 
+    @exclusive
     def pack(self, *, head: Mapping[str, Tensor] | None = None, notes: str = "") -> PackedMask:
         """The active mask as bits and statistics, with all metadata of a mask file."""
         active = self._require_active()
@@ -314,7 +378,7 @@ class MaskedModel(nn.Module):
         for name, flat in self.masks():
             bits[name], sizes[name] = pack_bits(flat), flat.numel()
         weights = self._weights(bits)
-        statistics = saved_statistics(self._statistics())
+        statistics = saved_statistics(self._statistics(active))
         own = saved_statistics(norm_buffers(self.base))
         frozen = self.config.norm == "frozen"
         return PackedMask(
@@ -338,7 +402,8 @@ class MaskedModel(nn.Module):
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _replacements(self) -> dict[str, Tensor]:
         """What the base gets instead of its own tensors for one call: effective weights and statistics."""
-        active, statistics = self.active_mask, self._statistics()
+        active = self.active_mask
+        statistics = {} if active is None else self._statistics(self._known(active))
         own = active is not None and active == self._trained
         if self.training and not (own and self._anchor is None):
             # Batch statistics may be used in train mode, but neither the base nor a loaded mask may change; and what
@@ -348,11 +413,8 @@ class MaskedModel(nn.Module):
                 statistics |= self._anchor.in_training(self.base)
         return statistics if active is None else {**self._effective_weights(active), **statistics}
 
-    def _statistics(self) -> dict[str, Tensor]:
-        """The running statistics that belong to the active mask."""
-        active = self.active_mask
-        if active is None:
-            return {}
+    def _statistics(self, active: str) -> dict[str, Tensor]:
+        """The running statistics that belong to a mask."""
         if active == self._trained:
             return {tensor_name(key): value for key, value in self._norm.named_buffers()}
         return self._packed[active].norm
@@ -366,38 +428,46 @@ class MaskedModel(nn.Module):
         # What is written through `score.data` without a new memory stays unseen, as it does to autograd.
         state = [(tensor.data_ptr(), tensor._version) for tensor in (*scores.values(), *weights.values())]
         key = (active, self._progress, state)
-        current = key == self._slots_key and all(
-            (output := self._slots[name].output) is not None and (output.requires_grad or name not in tracked)
-            for name in tied
+        # Taken once: a backward in another thread may take them away at any time.
+        outputs = {name: self._slots[name].output for name in tied} if key == self._slots_key else {}
+        current = bool(outputs) and all(
+            output is not None and (output.requires_grad or name not in tracked) for name, output in outputs.items()
         )
         if not current:
+            outputs = {}  # what is held cannot be written over
             with torch.inference_mode(False), torch.no_grad():
                 self._slots = {name: self._slots.get(name) or EffectiveWeight() for name in tied}
-                inverse = self._write_effective(active, weights, scores)
+                blank = {name: self._slots[name].blank(weight) for name, weight in weights.items()}
+                inverse = self._write_effective(active, weights, blank)
             for name, weight in weights.items():
                 score = scores[name] if name in tracked else None
-                self._slots[name].finish(score, weight, inverse[name], self.config.detach_alpha)
+                outputs[name] = self._slots[name].finish(score, weight, inverse[name], self.config.detach_alpha)
             self._slots_key = key
-        return {alias: self._slots[name].output for name, names in tied.items() for alias in names}  # type: ignore[misc]
+        return {alias: outputs[name] for name, names in tied.items() for alias in names}  # type: ignore[misc]
 
-    def _write_effective(
-        self, active: str, weights: dict[str, Tensor], scores: dict[str, nn.Parameter]
-    ) -> dict[str, float]:
-        """Write the effective weight of every tensor into its slot; return 1 / alpha of each."""
-        slots = {name: self._slots[name].blank(weight) for name, weight in weights.items()}
+    def _expanded(self, active: str) -> dict[str, Tensor]:
+        """The same in memory of its own, which nobody will write to."""
+        tied = self._tied[active]
+        weights = self._weights(tied)
+        blank = {name: torch.empty_like(weight) for name, weight in weights.items()}
+        self._write_effective(active, weights, blank)
+        return {alias: blank[name] for name, names in tied.items() for alias in names}
+
+    def _write_effective(self, active: str, weights: dict[str, Tensor], blank: dict[str, Tensor]) -> dict[str, float]:
+        """Write the effective weight of every tensor into the memory given; return 1 / alpha of each."""
         if active == self._trained:
-            counts = []
-            for name, out in slots.items():
+            scores, counts = self._named_scores(), []
+            for name, out in blank.items():
                 write_mask(scores[name], self.config, self._progress, self._chosen.get(name), out)
                 counts.append(count_ones(out))
             # One transfer for all counts: on a GPU each would wait for the device.
             number_on = torch.stack(counts).tolist()
-            inverse = {name: inverse_alpha(on, slots[name].numel()) for name, on in zip(slots, number_on, strict=True)}
-            for name, out in slots.items():
+            inverse = {name: inverse_alpha(on, blank[name].numel()) for name, on in zip(blank, number_on, strict=True)}
+            for name, out in blank.items():
                 apply_mask_(out, weights[name], inverse[name])
             return inverse
         mask, inverse = self._packed[active], {}
-        for name, out in slots.items():
+        for name, out in blank.items():
             weight, flags = weights[name], mask.chosen.get(name)
             chosen = None if flags is None else unpack_bits(flags, weight.numel()).view(weight.shape)
             inverse[name] = inverse_alpha(mask.active[name] + weight.numel() - mask.sizes[name], weight.numel())
@@ -415,9 +485,18 @@ class MaskedModel(nn.Module):
             yield name, out.flatten() if chosen is None else out[chosen]
 
     def _require_active(self) -> str:
-        if self._active is None or self._disabled:
+        if (active := self.active_mask) is None:
             raise ConfigError("no mask is active", todo="leave disable_mask(), or call set_mask(name)")
-        return self._active
+        return self._known(active)
+
+    def _known(self, name: str) -> str:
+        if name not in self.mask_names:
+            raise UnknownMaskError(
+                f"no mask named {name!r} is loaded",
+                expected=", ".join(self.mask_names) or "no masks are loaded",
+                todo="load it first: masked.load_mask(path, name=...)",
+            )
+        return name
 
     def _config(self, name: str) -> MaskConfig:
         return self.config if name == self._trained else MaskConfig.from_dict(self._packed[name].config)
@@ -509,15 +588,20 @@ class MaskedModel(nn.Module):
         """A mask given by the name it is loaded under, or by its file."""
         if not isinstance(mask, str) or mask not in self.mask_names:
             return self._read(mask, None)
-        before = self._active, self._disabled
-        self._active, self._disabled = mask, False
-        try:
+        with self.using(mask):
             return self.pack()
-        finally:
-            self._active, self._disabled = before
 
     # ---- being an ordinary module ---------------------------------------------------------------------------
 
+    @exclusive
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        return super().state_dict(*args, **kwargs)
+
+    @exclusive
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        return super().load_state_dict(*args, **kwargs)
+
+    @exclusive
     def _apply(self, fn: Any, recurse: bool = True) -> MaskedModel:
         """`.to()` and its kin. Scores stay float32 whatever the base becomes (see `initial_scores`)."""
         before = {key: score.data for key, score in self.scores.items()}
@@ -545,11 +629,20 @@ class MaskedModel(nn.Module):
         names = {name for tied in self._tied.values() for name in tied}
         return self._weights(names) | saved_statistics(norm_buffers(self.base))
 
+    @exclusive
+    def __deepcopy__(self, memo: dict[int, Any]) -> MaskedModel:
+        memo[id(self)] = twin = type(self).__new__(type(self))
+        twin.__setstate__(copy.deepcopy(self.__getstate__(), memo))
+        return twin
+
+    @exclusive
     def __getstate__(self) -> dict[str, Any]:
         # Graphs can be neither copied nor sent to another process; they are made anew on the next call.
         digests = self._fingerprints.known(self._hashed())
-        return self.__dict__ | {"_slots": {}, "_slots_key": None, "_fingerprints": digests}
+        own = {name: value for name, value in self.__dict__.items() if name != "lock"}
+        return own | {"_slots": {}, "_slots_key": None, "_fingerprints": digests}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state | {"_fingerprints": Fingerprints()})  # type: ignore[no-untyped-call]
+        self.lock = BaseLock(self.base)
         self._fingerprints.adopt(self._hashed(), state["_fingerprints"])

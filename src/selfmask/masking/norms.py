@@ -39,19 +39,13 @@ def saved_statistics(buffers: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 @contextmanager
-def plain_average(layers: Iterable[nn.Module]) -> Iterator[Callable[[], None]]:
-    """Within, running statistics are plain averages over batches; call what is yielded before each batch."""
+def momentum_of(layers: Iterable[nn.Module], share: float) -> Iterator[None]:
+    """Within, a batch has this share in the layers' running statistics; 1, 1/2, 1/3, ... make a plain average."""
     momenta = [(layer, layer.momentum) for layer in layers]
-    seen = 0
-
-    def next_batch() -> None:
-        nonlocal seen
-        seen += 1
-        for layer, _ in momenta:
-            layer.momentum = 1 / seen  # type: ignore[assignment]
-
     try:
-        yield next_batch
+        for layer, _ in momenta:
+            layer.momentum = share  # type: ignore[assignment]
+        yield
     finally:
         for layer, momentum in momenta:
             layer.momentum = momentum
