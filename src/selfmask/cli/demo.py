@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
+
+from .console import Console, print_json
 
 BACKBONE, IMAGES = "selfmask/tiny", "selfmask/fashion"
 
@@ -33,7 +33,7 @@ def demo(
 
     console = Console(stderr=as_json)
     backbone = load_backbone(BACKBONE)
-    console.print(f"backbone {BACKBONE}, images {IMAGES}", highlight=False)
+    console.say(f"backbone {BACKBONE}, images {IMAGES}")
     result = adapt(
         backbone.model,
         IMAGES,
@@ -46,6 +46,6 @@ def demo(
         display=ConsoleDisplay(console),
     ).result
     if as_json:
-        print(json.dumps(result, indent=2))
+        print_json(result)
     else:
         show(console, out, result)
