@@ -34,15 +34,16 @@ def demo(
     console = Console(stderr=as_json)
     backbone = load_backbone(BACKBONE)
     console.say(f"backbone {BACKBONE}, images {IMAGES}")
+    train, test = (open_images(IMAGES, split=split) for split in ("train", "test"))
     result = adapt(
         backbone.model,
-        IMAGES,
+        train,
         AdaptConfig.preset(preset, steps=steps, seed=seed),
         out=out,
         resume=True,
         preprocessing=backbone.preprocessing,
         about={"backbone": BACKBONE, "images": IMAGES, "weights": None, "preset": preset},
-        labelled=Labelled(open_images(IMAGES, split="train"), open_images(IMAGES, split="test")),
+        labelled=Labelled(train, test),
         display=ConsoleDisplay(console),
     ).result
     if as_json:
