@@ -42,7 +42,7 @@ def smaller(text: str) -> str:
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("docs")
-    save_clothes(folder / "photos", 40)
+    save_clothes(folder / "photos", 60)
     save_clothes(folder / "labelled", 60)
     for page in PAGES:
         for name, text in re.findall(r"```toml\n# (\S+)\n(.*?)```", page.read_text(), flags=re.DOTALL):
