@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any, Literal, Self, get_args
 
@@ -99,10 +100,10 @@ class RunConfig(LoopConfig):
             value = getattr(self, name)
             if value is not None and not least <= value <= most:
                 raise ConfigError(f"{name} is out of range", expected=f"{least} to {most:,}", found=value)
-        for name in ("epochs", "lr", "head_lr"):
-            if (value := getattr(self, name)) is not None and not 0 < value <= _MOST_STEPS:
+        for name, limit in (("epochs", _MOST_STEPS), ("lr", math.inf), ("head_lr", math.inf)):
+            if (value := getattr(self, name)) is not None and not 0 < value < limit:
                 raise ConfigError(f"{name} is out of range", expected="a number above 0", found=value)
-        if self.weight_decay is not None and not 0 <= self.weight_decay < 1e6:
+        if self.weight_decay is not None and not 0 <= self.weight_decay < math.inf:
             raise ConfigError("weight_decay is out of range", expected="0 or more", found=self.weight_decay)
 
     def number_of_steps(self, steps_per_epoch: int) -> int:
