@@ -20,7 +20,7 @@ from .cli.inside import Done, selfmask
 from .cli.test_adapt import save_clothes
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").glob("*.md"))]
 BIN = Path(sys.executable).parent
 CLOTHES = ("selfmask/fashion", "runs/clothes")  # thousands of images
 
@@ -42,7 +42,7 @@ def smaller(text: str) -> str:
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("docs")
-    save_clothes(folder / "photos", 40)
+    save_clothes(folder / "photos", 60)
     save_clothes(folder / "labelled", 60)
     for page in PAGES:
         for name, text in re.findall(r"```toml\n# (\S+)\n(.*?)```", page.read_text(), flags=re.DOTALL):
@@ -121,6 +121,17 @@ def test_commands_run(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             # Two steps may well gain nothing, which an exit code of its own tells.
             fine = (0, NOTHING_GAINED) if "adapt" in arguments else (0,)
             assert done.returncode in fine, f"{command}\n{done.stdout}\n{done.stderr}"
+
+
+def test_promises_name_tests_that_exist() -> None:
+    table = (ROOT / "docs" / "security.md").read_text().partition("| promise |")[2].partition("\n\n")[0]
+    rows = table.splitlines()[2:]
+    assert len(rows) > 10
+    for row in rows:
+        named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", row)
+        assert named or "<!--" in row, row
+        for file, test in named:
+            assert re.search(rf"^def {test}\(", (ROOT / file).read_text(), flags=re.MULTILINE), f"{file}::{test}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -1,23 +1,37 @@
 """Every error a user can meet: what happened, what was expected, what was found, what to do next."""
 
+from .plain import plain
+
 
 class SelfmaskError(Exception):
-    """Base of all our errors: `except SelfmaskError` catches everything we raise on purpose."""
+    """Base of all our errors: `except SelfmaskError` catches everything we raise on purpose.
+
+    What it says of files (names, notes, reasons) is safe to print; the parts it was made of are kept as they are.
+    """
+
+    of_main = False
+    """Whether this is another process's error, which the main one tells."""
 
     def __init__(self, what: str, *, expected: object = None, found: object = None, todo: str | None = None) -> None:
         self.what, self.expected, self.found, self.todo = what, expected, found, todo
-        lines = [what]
+        lines = [_part(what)]
         if expected is not None:
-            lines.append(f"  expected: {expected}")
+            lines.append(f"  expected: {_part(expected)}")
         if found is not None:
-            lines.append(f"  found:    {found}")
+            lines.append(f"  found:    {_part(found)}")
         if todo is not None:
-            lines.append(f"  do:       {todo}")
+            lines.append(f"  do:       {_part(todo)}")
         super().__init__("\n".join(lines))
 
     def __reduce__(self) -> tuple[object, ...]:
         # The default would call __init__ with the rendered text only, and workers send errors home by pickle.
         return _rebuild, (type(self), self.what, self.expected, self.found, self.todo), self.__dict__
+
+
+def _part(value: object) -> str:
+    """As it is printed; further lines stand below the first, so that none of them looks like one of ours."""
+    first, *others = plain(value, keep="\n").split("\n")
+    return "\n".join([first, *(" " * 12 + line.strip() for line in others)])
 
 
 def _rebuild(kind: type[SelfmaskError], what: str, expected: object, found: object, todo: str | None) -> SelfmaskError:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
+import stat
 from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
@@ -25,6 +27,7 @@ class RunFile(StrEnum):
     TUNED = "tuned.safetensors"
     SCORES = "scores.json"
     BAD_IMAGES = "bad_images.json"
+    SEEN = "seen.bin"
     RESULT = "result.json"
     REPORT = "report.html"
     CELLS = "cells"
@@ -47,12 +50,24 @@ class LogKey(StrEnum):
     SECONDS = "seconds"
 
 
+def read_bounded(path: Path, most: int) -> bytes:
+    """The content of a regular file of at most so many bytes; an OSError for anything else, and no waiting for it."""
+    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    with os.fdopen(os.open(path, flags), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise OSError(errno.EFBIG, f"it is larger than {most:,} bytes", str(path))
+    return data
+
+
 def write_atomically(path: Path, data: bytes | memoryview, error_type: type[SelfmaskError] = RunWriteError) -> int:
     """Write beside, flush to disk, then rename: whatever happens, `path` is the old file or the new one, whole."""
     temporary = path.parent / f".{secrets.token_hex(8)}.tmp"
     try:
-        if path.is_dir():
-            raise IsADirectoryError("it is a folder")
+        if path.exists() and not path.is_file():  # a device would be replaced by a file
+            raise IsADirectoryError("it is a folder") if path.is_dir() else OSError("it is not a regular file")
         path.parent.mkdir(parents=True, exist_ok=True)
         # Opened by hand so that the kernel applies the umask: to read that is to set it, for all threads.
         with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), "wb") as file:

@@ -14,7 +14,7 @@ from tests.cli.inside import selfmask
 from tests.cli.test_adapt import save_clothes
 
 SMALL = ("--backbone", "selfmask/tiny", "--batch-size", "8", "--steps", "2", "--experts", "2", "--components", "4")
-SMALL += ("--no-gate",)  # which would keep nothing that two steps find, and all masks would be one
+SMALL += ("--split", "all", "--no-gate")  # a gate would keep nothing that two steps find, and all masks would be one
 
 
 @pytest.fixture(scope="module")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import io
 
-from rich.console import Console
-
+from selfmask.cli.console import Console
 from selfmask.cli.display import ConsoleDisplay, ConsoleStages, describe
 
 LINE = {"loss": 4.5, "ln_k": 6.215, "active": 0.9876, "flips": 12.4, "images_per_second": 345.6}

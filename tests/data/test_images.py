@@ -2,6 +2,8 @@
 
 import io
 import os
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
@@ -14,7 +16,7 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 from selfmask.data import decode_image
-from selfmask.data.images import array_to_rgb, printable
+from selfmask.data.images import MAX_PIXELS, array_to_rgb, printable, to_rgb
 from selfmask.errors import BadImageError
 
 # Pillow warns of what it finds damaged; whether we take the image is what is tested here.
@@ -310,3 +312,78 @@ def test_names_are_always_valid_text() -> None:
     name = printable(Path(os.fsdecode(b"caf\xe9/\xf0\x9f\x90\xb1.jpg")))
     assert name == "caf\\xe9/\N{CAT FACE}.jpg"
     assert name.encode()
+
+
+def test_large_images_are_converted_strip_by_strip_to_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    random = np.random.default_rng(1)
+    colour = Image.fromarray(random.integers(0, 256, (40, 30, 4), dtype=np.uint8))
+    wide = random.integers(0, 65536, (40, 30), dtype=np.uint16)
+    palette = colour.convert("RGB").quantize(16)
+    clear = palette.copy()
+    clear.info["transparency"] = 3
+    images = [
+        *(colour.convert(mode) for mode in ("RGB", "RGBA", "L", "LA", "1", "CMYK", "YCbCr", "La", "RGBa")),
+        palette,
+        clear,
+        Image.fromarray(wide),
+        Image.frombytes("I;16B", (30, 40), wide.astype(">u2").tobytes()),
+        Image.fromarray(wide.astype(np.int32) * 1000),
+        Image.fromarray(wide.astype(np.float32) - 300),
+    ]
+    before = [to_rgb(image) for image in images]
+    monkeypatch.setattr("selfmask.data.images._STRIP", 100)
+    for image, expected in zip(images, before, strict=True):
+        found = to_rgb(image)
+        assert found.equal(expected), image.mode
+        assert found.is_contiguous()
+
+
+def test_too_many_pixels_are_refused_by_the_header() -> None:
+    content = encoded(Image.new("L", (100, 50)), "PNG")
+    assert decode_image(content, max_pixels=5000).shape == (3, 50, 100)
+    with pytest.raises(BadImageError, match=r"5,000 pixels, more than the limit of 4,999 \(--max-pixels\)"):
+        decode_image(content, max_pixels=4999)
+    with pytest.raises(BadImageError, match="5,000 pixels"):  # what follows the header is not looked at
+        decode_image(content[:60], max_pixels=4999)
+    assert MAX_PIXELS == 50_000_000
+
+
+def test_a_large_jpeg_that_is_read_small_is_small() -> None:
+    photo = Image.fromarray(COLOURS).resize((1200, 800))
+    plain, progressive = (encoded(photo, "JPEG", progressive=each) for each in (False, True))
+    assert decode_image(plain, near=50, max_pixels=20_000).shape == (3, 100, 150)
+    for content, near in ((plain, None), (plain, 500), (progressive, 50)):  # which is taken apart at its full size
+        with pytest.raises(BadImageError, match="960,000 pixels"):
+            decode_image(content, near=near, max_pixels=20_000)
+
+
+READ = """
+import pathlib, resource, sys
+from selfmask.data import decode_image
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+decode_image(pathlib.Path(sys.argv[1]))
+print(1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before))
+"""
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(
+    ("kind", "mode"),
+    [
+        ("PNG", "RGB"),
+        ("PNG", "RGBA"),
+        ("PNG", "P"),
+        ("PNG", "I;16"),
+        ("TIFF", "F"),
+        ("TIFF", "CMYK"),
+        ("JPEG", "RGB"),
+        ("GIF", "P"),
+        ("WEBP", "RGBA"),
+        ("BMP", "RGB"),
+    ],
+)
+def test_decoding_takes_few_bytes_a_pixel(tmp_path: Path, kind: str, mode: str) -> None:
+    side, file = 3000, tmp_path / "large"
+    Image.new(mode, (side, side)).save(file, kind)
+    done = subprocess.run([sys.executable, "-c", READ, str(file)], capture_output=True, text=True, check=True)
+    assert int(done.stdout) / side**2 < (24 if kind == "WEBP" else 14)

@@ -6,19 +6,23 @@ A verb's file is imported when the verb is used: `selfmask --help`, and the comp
 from __future__ import annotations
 
 import os
+import re
 import sys
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 from typer.core import TyperGroup
 
 from ..errors import InterruptedRunError, SelfmaskError
 from ..memory import keep_memory
+from ..plain import plain
+from .console import error_as_json, print_error, print_json, show_warning
 
+_NO_MEMORY = re.compile("can't allocate memory|out of memory", re.IGNORECASE)
 VERBS = {
     "adapt": "Adapt a backbone to unlabelled images by learning which of its weights to switch off.",
     "embed": "Turn images into vectors: write file names and float32 vectors to one file.",
@@ -37,9 +41,34 @@ VERBS = {
 class _Verbs(TyperGroup):
     """Knows the names of the verbs, and imports the one that is used."""
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        with _plain_usage():
+            return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: Any) -> Any:
+        with _plain_usage():
+            return super().invoke(ctx)
+
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, _, rest = super().resolve_command(ctx, args)
         return name, None if name is None else load(name), rest
+
+
+@contextmanager
+def _plain_usage() -> Iterator[None]:
+    """Mistakes in usage are printed by typer, which does not look at what it prints."""
+    try:
+        yield
+    except Exception as error:
+        if hasattr(error, "message") and hasattr(error, "format_message"):  # typer's errors; it has a click of its own
+            error.message = plain(error.message, keep="\n")
+            if _wants_json():
+                print_json({"error": error.format_message(), "kind": "UsageError"})
+        raise
+
+
+def _wants_json() -> bool:
+    return "--json" in sys.argv[1:]
 
 
 def load(verb: str) -> Any:
@@ -79,13 +108,40 @@ def app() -> None:
     """Run the command line, in whatever process.
 
     Our own errors are shown as text, without a traceback, and give exit code 2; a run that was interrupted, and
-    saved, gives 130, as a shell expects after Ctrl-C.
+    saved, gives 130, as a shell expects after Ctrl-C. With --json, an error is a JSON object on standard output, too.
     """
-    warnings.filterwarnings("ignore", module="PIL")  # about odd files; what cannot be read is counted and listed
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):  # what a terminal's encoding does not have is no reason to stop
+            stream.reconfigure(errors="backslashreplace")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module="PIL")  # about odd files; what cannot be read is counted and listed
+        warnings.showwarning = show_warning
+        try:
+            _run()
+        except SelfmaskError as error:
+            rank = os.environ.get("RANK", "0")
+            if rank == "0" and _wants_json():
+                print_json(error_as_json(error))
+            if not error.of_main:  # of what stops them all, the main one speaks
+                print_error(error, process=None if rank == "0" else rank)
+            sys.exit(130 if isinstance(error, InterruptedRunError) else 2)
+
+
+def _run() -> None:
+    """What the system refuses is an error of ours, too: a name that is too long, a disk that fails, memory."""
     try:
         _app()
-    except SelfmaskError as error:
-        if os.environ.get("RANK", "0") == "0":  # one of several processes speaks for all
-            text = f"[bold red]error:[/] {escape(str(error))}"
-            Console(stderr=True).print(text, highlight=False, soft_wrap=True)
-        sys.exit(130 if isinstance(error, InterruptedRunError) else 2)
+    except OSError as error:
+        if isinstance(error, SelfmaskError):
+            raise
+        named = "a file" if error.filename is None else error.filename
+        raise SelfmaskError(f"cannot use {named}", found=error.strerror or error, todo="check the path") from error
+    except (MemoryError, RuntimeError) as error:
+        # torch has no error of its own for memory of the CPU
+        if isinstance(error, RuntimeError) and not _NO_MEMORY.search(str(error)):
+            raise
+        raise SelfmaskError(
+            "there is not enough memory",
+            found=str(error).partition("\n")[0] or None,
+            todo="use a smaller batch or size: --batch-size, --size; or fewer workers",
+        ) from error

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from ..commands.adapt import PRESETS, AdaptConfig
@@ -18,12 +16,15 @@ from .asking import (
     ConfigOption,
     ImagesArgument,
     JsonOption,
+    LearnNames,
     MaxBadOption,
-    Names,
+    MaxPixelsOption,
     ResumeOption,
+    SplitOption,
     WeightsOption,
     ask,
 )
+from .console import Console, print_json
 from .options import Given, Verb
 
 NOTHING_GAINED = 3
@@ -58,11 +59,13 @@ def adapt(
             show_default="fast",
         ),
     ] = None,
+    split: SplitOption = None,
     resume: ResumeOption = None,
     config: ConfigOption = None,
     as_json: JsonOption = False,
     weights: WeightsOption = None,
     max_bad: MaxBadOption = None,
+    max_pixels: MaxPixelsOption = None,
     *,
     settings: Given,
 ) -> None:
@@ -82,8 +85,15 @@ def adapt(
     from ..training.display import QuietDisplay
     from .display import ConsoleDisplay
 
-    given = {"images": images, "backbone": backbone, "weights": weights, "preset": preset, "max_bad": max_bad}
-    asked = ask(VERB, Names, given, settings, out=out, resume=resume, config=config)
+    given: dict[str, Any] = {
+        "images": images,
+        "backbone": backbone,
+        "weights": weights,
+        "preset": preset,
+        "max_bad": max_bad,
+    }
+    given |= {"split": split, "max_pixels": max_pixels}
+    asked = ask(VERB, LearnNames, given, settings, out=out, resume=resume, config=config)
     where = asked.folder()
     processes = Processes()
     is_main = processes.is_main
@@ -98,11 +108,13 @@ def adapt(
         preprocessing=loaded.preprocessing,
         about=asked.about,
         max_bad=asked.names.max_bad,
+        split=asked.names.split,
+        max_pixels=asked.names.max_pixels,
         display=ConsoleDisplay(console) if is_main else QuietDisplay(),
     )
     if is_main:
         if as_json:
-            print(json.dumps(result.result, indent=2))
+            print_json(result.result)
         else:
             show(console, where, result.result)
     if result.helped is False and processes.count == 1:  # torchrun would take it for a crash
@@ -127,4 +139,4 @@ def show(console: Console, folder: Path, result: dict[str, Any]) -> None:
     if result["bad_images"]:
         lines.append(f"{result['bad_images']} images could not be read: {folder}/bad_images.json")
     lines += [f"mask:   {folder}/mask.smn", f"report: {folder}/report.html"]
-    console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
+    console.say(*lines)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Generic, TypeVar
 
 import typer
 
+from ..data.images import MAX_PIXELS
 from ..data.named import BUNDLED
+from ..data.partition import LearnedSplit
 from ..errors import ConfigError, RunDamagedError, RunMismatchError
 from ..files import RunFile
 from ..settings import Tree, Where, hints_of, leaves, merged, typed
@@ -46,6 +49,22 @@ MaxBadOption = Annotated[
         help="Largest share of images that may be unreadable.", show_default="0.05", rich_help_panel="Running"
     ),
 ]
+MaxPixelsOption = Annotated[
+    int | None,
+    typer.Option(
+        help="Largest number of pixels of an image; those with more count as unreadable.",
+        show_default=f"{MAX_PIXELS:,}",
+        rich_help_panel="Running",
+    ),
+]
+SplitOption = Annotated[
+    LearnedSplit | None,
+    typer.Option(
+        help="Images to learn from: train leaves out what `evaluate` tests with (the test split, or a fifth of each "
+        "class of labelled images), all does not.",
+        show_default="train",
+    ),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
 
 
@@ -58,6 +77,14 @@ class Names:
     weights: str | None = None
     preset: str | None = "fast"
     max_bad: float = 0.05
+    max_pixels: int = MAX_PIXELS
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LearnNames(Names):
+    """And which of the images are learned from, where no labels are needed."""
+
+    split: LearnedSplit = "train"
 
 
 _PLACES = ("images", "weights", "dispatcher")
@@ -209,7 +236,11 @@ def _of_run(verb: Verb, names: type[Names], folder: Path) -> _Source:
 def _resolved(names: Tree) -> Tree:
     """With whole paths, so that they are found from anywhere; names of data sets stay."""
     paths = {name: names[name] for name in _PLACES if names.get(name) is not None and names[name] not in BUNDLED}
-    return {**names, **{name: str(Path(path).resolve()) for name, path in paths.items() if Path(path).exists()}}
+    return {**names, **{name: str(Path(path).resolve()) for name, path in paths.items() if _exists(path)}}
+
+
+def _exists(path: str) -> bool:
+    return os.path.exists(path)  # noqa: PTH110  # Path.exists raises on names that no path can have
 
 
 def _joined(*trees: Mapping[str, Any]) -> Tree:
@@ -246,7 +277,7 @@ def _check_run(verb: Verb, folder: Path, run: _Source, source: _Source) -> None:
     differ: dict[str, tuple[Any, Any]] = {}
     for name, value in source.names.items():
         before = run.names.get(name)
-        moved = name in _PLACES and before is not None and Path(before).is_absolute() and not Path(before).exists()
+        moved = name in _PLACES and before is not None and Path(before).is_absolute() and not _exists(before)
         if name not in _FREE and before is not None and before != value and not moved:
             differ[name] = before, value
     said = dict(leaves(run.settings))

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+
+from .console import Console, print_json
 
 if TYPE_CHECKING:
     from ..backbones import BackboneInfo
@@ -30,18 +29,20 @@ def backbones(
     matching = names(pattern)
     shown = list_backbones(pattern)
     if as_json:
-        print(json.dumps([dataclasses.asdict(info) for info in shown], indent=2))
+        print_json([dataclasses.asdict(info) for info in shown])
         return
     console = Console()
     console.print(_table(shown))
     if len(matching) > len(shown):
-        console.print(
+        console.say(
             f"showing the first {len(shown)} of {len(matching):,} matches; use a more specific pattern to see others"
         )
     elif pattern is None:
-        console.print("any timm model works, and open_clip/ARCH:TAG; search with a pattern:")
-        console.print("  selfmask backbones 'vit*dino*'", highlight=False)
-        console.print("  selfmask backbones 'open_clip/*'", highlight=False)
+        console.say(
+            "any timm model works, and open_clip/ARCH:TAG; search with a pattern:",
+            "  selfmask backbones 'vit*dino*'",
+            "  selfmask backbones 'open_clip/*'",
+        )
 
 
 def _table(shown: list[BackboneInfo]) -> Table:
@@ -52,5 +53,5 @@ def _table(shown: list[BackboneInfo]) -> Table:
     for info in shown:
         image = f"{info.size[0]}x{info.size[1]}"
         here = "yes" if info.local else "no"
-        table.add_row(escape(info.name), f"{info.width:,}", f"{info.parameters / 1e6:.1f}", image, here)
+        table.add_row(info.name, f"{info.width:,}", f"{info.parameters / 1e6:.1f}", image, here)
     return table

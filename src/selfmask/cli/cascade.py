@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from typer.core import TyperGroup
 
@@ -24,13 +24,16 @@ from .asking import (
     ConfigOption,
     ImagesArgument,
     JsonOption,
+    LearnNames,
     MaxBadOption,
-    Names,
+    MaxPixelsOption,
     ResumeOption,
+    SplitOption,
     WeightsOption,
     ask,
     of_run,
 )
+from .console import Console, print_json
 from .options import Given, Verb
 
 if TYPE_CHECKING:
@@ -48,7 +51,7 @@ VERB = Verb(
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class CascadeNames(Names):
+class CascadeNames(LearnNames):
     """And the dispatcher that was given, if any, and how many experts are trained at a time."""
 
     dispatcher: str | None = None
@@ -106,11 +109,13 @@ def run(
     prepare: Annotated[
         bool, typer.Option("--prepare", help="Stop before training the experts, so that they can be trained elsewhere.")
     ] = False,
+    split: SplitOption = None,
     resume: ResumeOption = None,
     config: ConfigOption = None,
     as_json: JsonOption = False,
     weights: WeightsOption = None,
     max_bad: MaxBadOption = None,
+    max_pixels: MaxPixelsOption = None,
     *,
     settings: Given,
 ) -> None:
@@ -134,18 +139,19 @@ def run(
         "weights": weights,
         "preset": preset,
         "max_bad": max_bad,
+        "max_pixels": max_pixels,
+        "split": split,
     }
     given |= {"dispatcher": dispatcher, "workers": workers}
     asked = ask(VERB, CascadeNames, given, settings, out=out, resume=resume, config=config)
     console, start = Console(stderr=as_json), time.monotonic()
     where, first = asked.folder("-cascade"), asked.names.dispatcher
-    job = _job(where, asked)
+    job = _job(where, asked, console.say)
     display = ConsoleStages(console)
     if prepare:
         begin(job, first, display)
         lines = [f"selfmask cascade expert {where} --index {k}" for k in job.missing]
-        _say(
-            console,
+        console.say(
             "prepared; now run these, on any machine and in any order:",
             *lines,
             "and then this:",
@@ -191,7 +197,7 @@ def expert(
         "mask": "better than the dispatcher, judged without labels",
         "start": "nothing better than the dispatcher was found",
     }
-    _say(console, f"expert {index}: {kept.get(result.get('kept', ''), 'trained')}, {result['seconds']:.0f} s")
+    console.say(f"expert {index}: {kept.get(result.get('kept', ''), 'trained')}, {result['seconds']:.0f} s")
 
 
 def finish(folder: Folder, data: Elsewhere = None, weights: Weights = None, as_json: JsonOption = False) -> None:
@@ -215,23 +221,26 @@ def _begun(folder: Path, data: str | None, weights: Path | None) -> Job:
         images=asked.names.images if data is None else data,
         weights=asked.names.weights if weights is None else str(weights),
     )
-    return _job(folder, dataclasses.replace(asked, names=names))
+    return _job(folder, dataclasses.replace(asked, names=names), lambda _: None)
 
 
-def _job(folder: Path, asked: Asked[CascadeNames, CascadeConfig]) -> Job:
+def _job(folder: Path, asked: Asked[CascadeNames, CascadeConfig], say: Callable[[str], None]) -> Job:
     from ..backbones import load_backbone
     from ..commands.cascade.job import Job
-    from ..data import open_images
+    from ..data.partition import open_to_learn
 
     loaded = load_backbone(asked.backbone, weights=asked.weights)
-    images, about = open_images(asked.images), asked.about  # all that the other commands need to know
+    images, note = open_to_learn(asked.images, split=asked.names.split, max_pixels=asked.names.max_pixels)
+    if note:
+        say(note)
+    about = asked.about  # all that the other commands need to know
     return Job(loaded.model, images, asked.config, folder, loaded.preprocessing, about, asked.names.max_bad)
 
 
 def _show(console: Console, folder: Path, as_json: bool, seconds: float) -> None:
     result = json.loads((folder / RunFile.RESULT).read_text())
     if as_json:
-        print(json.dumps(result, indent=2))
+        print_json(result)
         return
     paper = result["bytes"]["paper"]
     titles = {
@@ -249,8 +258,7 @@ def _show(console: Console, folder: Path, as_json: bool, seconds: float) -> None
     console.print(table)
     improved = [kept == "mask" for kept in result["kept"][1:] if kept is not None]  # None: nothing was measured
     judged = f"{sum(improved)} of {len(improved)} experts are better than the dispatcher, judged without labels"
-    _say(
-        console,
+    console.say(
         f"{result['images']:,} images in clusters of {', '.join(f'{each:,}' for each in result['sizes'])}",
         *([judged] if improved else []),
         f"{seconds:.0f} s",
@@ -258,7 +266,3 @@ def _show(console: Console, folder: Path, as_json: bool, seconds: float) -> None
         f"report:  {folder}/report.html",
         f"measure it with labels: selfmask evaluate {folder} --data LABELLED",
     )
-
-
-def _say(console: Console, *lines: str) -> None:
-    console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)

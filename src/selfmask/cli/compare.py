@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from ..commands.compare import APART, GROWING, CompareConfig
@@ -21,11 +20,13 @@ from .asking import (
     JsonOption,
     LabelledArgument,
     MaxBadOption,
+    MaxPixelsOption,
     Names,
     ResumeOption,
     WeightsOption,
     ask,
 )
+from .console import Console, print_json
 from .options import Given, Verb
 
 _CELL = "each cell has its own"
@@ -67,6 +68,7 @@ def compare(
     as_json: JsonOption = False,
     weights: WeightsOption = None,
     max_bad: MaxBadOption = None,
+    max_pixels: MaxPixelsOption = None,
     *,
     settings: Given,
 ) -> None:
@@ -86,10 +88,17 @@ def compare(
     from ..report.comparison import as_dict, draw, head, markdown, rows
     from .display import ConsoleStages
 
-    given = {"images": images, "backbone": backbone, "weights": weights, "preset": preset, "max_bad": max_bad}
+    given: dict[str, Any] = {
+        "images": images,
+        "backbone": backbone,
+        "weights": weights,
+        "preset": preset,
+        "max_bad": max_bad,
+    }
+    given |= {"max_pixels": max_pixels}
     asked = ask(VERB, Names, given, settings, out=out, resume=resume, config=config)
     console = Console(stderr=as_json)
-    labelled, test = open_labelled(asked.images)
+    labelled, test = open_labelled(asked.images, max_pixels=asked.names.max_pixels)
     where = asked.folder("-compare")
     comparison = run(
         lambda: load_backbone(asked.backbone, weights=asked.weights),
@@ -105,10 +114,10 @@ def compare(
     write_atomically(where / "compare.md", markdown(comparison).encode(), RunWriteError)
     draw(comparison, where / "compare.png")
     if as_json:
-        print(json.dumps(as_dict(comparison), indent=2))
+        print_json(as_dict(comparison))
         return
     table = Table(*head(comparison), title="Accuracy by share of labels", title_justify="left")
     for row in rows(comparison):
         table.add_row(*row)
     console.print(table)
-    console.print(f"{where}/compare.png, compare.md, compare.json", highlight=False, markup=False, soft_wrap=True)
+    console.say(f"{where}/compare.png, compare.md, compare.json")

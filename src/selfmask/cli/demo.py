@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
+
+from .console import Console, print_json
 
 BACKBONE, IMAGES = "selfmask/tiny", "selfmask/fashion"
 
@@ -33,19 +33,20 @@ def demo(
 
     console = Console(stderr=as_json)
     backbone = load_backbone(BACKBONE)
-    console.print(f"backbone {BACKBONE}, images {IMAGES}", highlight=False)
+    console.say(f"backbone {BACKBONE}, images {IMAGES}")
+    train, test = (open_images(IMAGES, split=split) for split in ("train", "test"))
     result = adapt(
         backbone.model,
-        IMAGES,
+        train,
         AdaptConfig.preset(preset, steps=steps, seed=seed),
         out=out,
         resume=True,
         preprocessing=backbone.preprocessing,
         about={"backbone": BACKBONE, "images": IMAGES, "weights": None, "preset": preset},
-        labelled=Labelled(open_images(IMAGES, split="train"), open_images(IMAGES, split="test")),
+        labelled=Labelled(train, test),
         display=ConsoleDisplay(console),
     ).result
     if as_json:
-        print(json.dumps(result, indent=2))
+        print_json(result)
     else:
         show(console, out, result)

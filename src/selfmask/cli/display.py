@@ -7,12 +7,13 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
 from ..objectives import Health
 from ..training.display import Count, StagesDisplay
+from .console import Console
 
 _PLAIN_EVERY = 10.0  # seconds between plain lines
 
@@ -63,7 +64,7 @@ class ConsoleDisplay:
         return bar
 
     def say(self, text: str) -> None:
-        self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+        self.console.say(text)
 
     def line(self, line: Mapping[str, Any]) -> None:
         text, step, now = describe(line), line["step"], time.monotonic()
@@ -129,4 +130,4 @@ class ConsoleStages(StagesDisplay):
         self._bar.update(self._bar.task_ids[0], completed=self.done, description=which)
 
     def say(self, text: str) -> None:
-        self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+        self.console.say(text)

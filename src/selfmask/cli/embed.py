@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,9 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
+
+from ..plain import plain
+from .console import Console, print_json
 
 if TYPE_CHECKING:
     from ..cascade.model import Cascade
@@ -42,6 +43,13 @@ UseScale = Annotated[
 ]
 
 
+UseMaxPixels = Annotated[
+    int | None,
+    typer.Option(
+        help="Largest number of pixels of an image; those with more count as unreadable.", show_default="50,000,000"
+    ),
+]
+
 _SECONDS = 10  # between two lines where there is no terminal to draw a bar on
 
 
@@ -67,6 +75,7 @@ def embed(
         ),
     ] = Combination.conditional,
     scale: UseScale = None,
+    max_pixels: UseMaxPixels = None,
     backbone: Annotated[str | None, typer.Option(help="Backbone of the mask, if its file does not name it.")] = None,
     weights: Annotated[Path | None, typer.Option(help="File with the backbone's weights.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a summary as one JSON object.")] = False,
@@ -78,19 +87,17 @@ def embed(
     from ..cascade.model import Cascade
     from ..commands.opening import load_embedder
     from ..data import open_images
+    from ..data.images import MAX_PIXELS
     from ..embedding.features import write_features
 
     console = Console(stderr=as_json)
-
-    def say(line: str) -> None:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     embedder = load_embedder(what, backbone=backbone, weights=weights)
     if isinstance(cascade := embedder.model, Cascade):
         cascade.scale = cascade.scale if scale is None else scale.value
         embedder = dataclasses.replace(embedder, variant=combination.value)
-        say_scale(cascade, say)
-    source = open_images(images, split=split)
+        say_scale(cascade, console.say)
+    source = open_images(images, split=split, max_pixels=MAX_PIXELS if max_pixels is None else max_pixels)
     start = time.monotonic()
     with progress_on(console, "embedding") as progress:
         written = write_features(
@@ -99,28 +106,18 @@ def embed(
             source,
             batch_size=batch_size or embedder.batch_size,
             progress=progress,
-            say=say,
+            say=console.say,
         )
     seconds = time.monotonic() - start
     listed = list_bad(out, written)
     speed = (len(source) - written.resumed) / seconds
     if as_json:
         summary = {"out": str(out), "images": len(source), **dataclasses.asdict(written), "seconds": seconds}
-        print(json.dumps(summary | {"images_per_second": speed}, indent=2))
+        print_json(summary | {"images_per_second": speed})
         return
-    console.print(
-        f"{written.rows:,} vectors of length {written.width} written to {out} ({speed:,.0f} images/s)",
-        highlight=False,
-        markup=False,
-        soft_wrap=True,
-    )
+    console.say(f"{written.rows:,} vectors of length {written.width} written to {out} ({speed:,.0f} images/s)")
     if listed is not None:
-        console.print(
-            f"{len(written.bad):,} images could not be read and have no vector: see {listed}",
-            highlight=False,
-            markup=False,
-            soft_wrap=True,
-        )
+        console.say(f"{len(written.bad):,} images could not be read and have no vector: see {listed}")
 
 
 def say_scale(cascade: Cascade, say: Callable[[str], None]) -> None:
@@ -135,7 +132,7 @@ def list_bad(out: Path, written: Written) -> Path | None:
     if not written.bad:
         listed.unlink(missing_ok=True)  # of an earlier run
         return None
-    listed.write_text("".join(f"{name}\t{why}\n" for name, why in written.bad))
+    listed.write_text("".join(f"{plain(name)}\t{plain(why)}\n" for name, why in written.bad), encoding="utf-8")
     return listed
 
 
@@ -162,7 +159,7 @@ def _lines(console: Console, what: str) -> Progress:
             first = done  # a resumed run starts far from zero
         if now - last >= _SECONDS and done > first:
             left = (now - start) * (total - done) / (done - first)
-            console.print(f"{what}: {done:,} of {total:,} images, {left:,.0f} s left", highlight=False)
+            console.say(f"{what}: {done:,} of {total:,} images, {left:,.0f} s left")
             last = now
 
     return progress

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
-from .embed import UseScale, progress_on, say_scale
+from .console import Console, print_json
+from .embed import UseMaxPixels, UseScale, progress_on, say_scale
 
 if TYPE_CHECKING:
     from ..evaluation.measuring import Evaluation, Measured
@@ -57,6 +55,7 @@ def evaluate(
         int | None, typer.Option(min=1, help="Number of images per forward pass.", show_default="64; 512 for a cascade")
     ] = None,
     scale: UseScale = None,
+    max_pixels: UseMaxPixels = None,
     backbone: Annotated[str | None, typer.Option(help="Backbone of the mask, if its file does not name it.")] = None,
     weights: Annotated[Path | None, typer.Option(help="File with the backbone's weights.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print all results as one JSON object.")] = False,
@@ -66,8 +65,9 @@ def evaluate(
     Example:  selfmask evaluate runs/birds --data labelled-birds/ --report birds.html
     """
     from ..cascade.model import Cascade
-    from ..commands.evaluate import features_of
+    from ..commands.evaluate import features_of, seen_by
     from ..commands.opening import load_embedder
+    from ..data.images import MAX_PIXELS
     from ..data.labels import matched
     from ..data.partition import open_split
     from ..embedding.cache import FeatureCache, cache_folder
@@ -76,12 +76,10 @@ def evaluate(
 
     console = Console(stderr=as_json)
 
-    def say(line: str) -> None:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
-
+    say = console.say
     settings = Settings(label_fraction, stratified, seeds, k, temperature, sweep)
     protocols_of(protocol or "knn")  # a wrong name is said before the work
-    train, test, divided = open_split(data)
+    train, test, divided = open_split(data, max_pixels=MAX_PIXELS if max_pixels is None else max_pixels)
     if not divided:
         say("the data has no train and test splits: a fixed fifth of each class is held out for testing")
     embedder = load_embedder(what, backbone=backbone, weights=weights)
@@ -105,21 +103,27 @@ def evaluate(
         )
     with progress_on(console, "measuring") as progress:
         evaluation = measure(embedder.name, features, protocols, settings, progress=progress)
-    for line in _notes(evaluation):
+    seen = seen_by(what, test)
+    for line in _notes(evaluation, seen):
         say(line)
     if as_json:
-        print(json.dumps(evaluation.as_dict(), indent=2))
+        print_json({**evaluation.as_dict(), "test_images_seen": seen})
     else:
         _show(console, evaluation)
     if report is not None:
         from ..report.evaluation import write_evaluation  # here, because matplotlib takes its time
 
-        write_evaluation(report, evaluation, data)
+        write_evaluation(report, evaluation, data, seen)
         say(f"report: {report}")
 
 
-def _notes(evaluation: Evaluation) -> Iterator[str]:
+def _notes(evaluation: Evaluation, seen: int | None) -> Iterator[str]:
     settings = evaluation.settings
+    if seen:
+        yield (
+            f"warning: the run was trained on {seen:,} of these test images, so the numbers may be better than those "
+            "of new images; adapt without them (--split train), or test on other images"
+        )
     if evaluation.left_out:
         yield f"{evaluation.left_out:,} images could not be read and were left out"
     if "knn" in evaluation.results and evaluation.labelled_images < settings.k:
@@ -132,7 +136,7 @@ def _show(console: Console, evaluation: Evaluation) -> None:
 
     with_top5 = len(evaluation.classes) > TOP  # else it is 1 by definition
     table = Table("", "", "top-1", *(["top-5"] if with_top5 else []), "worst classes", title_justify="left")
-    table.title = escape(evaluation.name)
+    table.title = evaluation.name
     for protocol, variants in evaluation.results.items():
         for number, (variant, found) in enumerate(variants.items()):
             cells = [
@@ -142,17 +146,16 @@ def _show(console: Console, evaluation: Evaluation) -> None:
             ]
             if with_top5:
                 cells.append(_share(found.top5, found.top5_interval))
-            table.add_row(*cells, escape(_worst(found)))
+            table.add_row(*cells, _worst(found))
     console.print(table)
     settings = evaluation.settings
     share = "all labels" if settings.label_fraction == 1 else f"{evaluation.labelled_images:,} labels per seed"
     over = (
         f"; ± is the 95 % confidence interval over {evaluation.seeds} choices of labels" if evaluation.seeds > 1 else ""
     )
-    console.print(
+    console.say(
         f"{evaluation.test_images:,} test images, {evaluation.train_images:,} training images, "
-        f"{len(evaluation.classes)} classes, {share}{over}",
-        highlight=False,
+        f"{len(evaluation.classes)} classes, {share}{over}"
     )
 
 

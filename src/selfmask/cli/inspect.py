@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+
+from .console import Console, print_json
 
 if TYPE_CHECKING:
     from ..cascade.file import CascadeAbout
@@ -39,7 +38,7 @@ def inspect(
         manifest, parts = inspect_mask_file(opened)
     summary = summarise(manifest, parts)
     if as_json:
-        print(json.dumps(summary, indent=2))
+        print_json(summary)
     else:
         _show(Console(), file, manifest, summary)
 
@@ -64,7 +63,7 @@ def summarise(manifest: Manifest, parts: dict[str, int]) -> dict[str, Any]:
 
 def _show(console: Console, file: Path, manifest: Manifest, summary: dict[str, Any]) -> None:
     size = summary["bytes"]
-    sizes = Table("", "bytes", "relative to float32", title=escape(str(file)), title_justify="left")
+    sizes = Table("", "bytes", "relative to float32", title=str(file), title_justify="left")
     for what, number in (
         ("float32 copy of the masked weights", size["float32"]),
         ("1 bit per weight", size["one_bit"]),
@@ -80,7 +79,7 @@ def _show(console: Console, file: Path, manifest: Manifest, summary: dict[str, A
         share = entry.active / entry.bits if entry.bits else 1.0
         filled = round(_BAR * share)
         bar = "█" * filled + "·" * (_BAR - filled)
-        layers.add_row(escape(name), f"{entry.bits:,}", f"{share:.2%}", bar, entry.codec)
+        layers.add_row(name, f"{entry.bits:,}", f"{share:.2%}", bar, entry.codec)
     console.print(layers)
     facts = Table.grid(padding=(0, 2))
     prepared = "unknown"
@@ -99,7 +98,7 @@ def _show(console: Console, file: Path, manifest: Manifest, summary: dict[str, A
         "notes": manifest.notes,
     }.items():
         if value:
-            facts.add_row(key, escape(value))
+            facts.add_row(key, value)
     console.print(facts)
 
 
@@ -110,20 +109,18 @@ def _show_cascade(file: Path, about: CascadeAbout, as_json: bool) -> None:
     if as_json:
         summary = {**dataclasses.asdict(about), "bytes": {**about.parts, "one_bit": bits}}
         del summary["parts"]
-        print(json.dumps(summary, indent=2))
+        print_json(summary)
         return
     console = Console()
-    table = Table("", "bytes", "relative to 1 bit per weight", title=escape(str(file)), title_justify="left")
+    table = Table("", "bytes", "relative to 1 bit per weight", title=str(file), title_justify="left")
     titles = {"conditional": "PCA, conditional", "unconditional": "PCA, unconditional", "file": "this file, total"}
     rows = {titles.get(name, name.replace(".", " ")): size for name, size in about.parts.items() if name != "file"}
     for what, size in {"1 bit per weight, all masks": bits, **rows, titles["file"]: about.parts["file"]}.items():
         table.add_row(what, f"{size:,}", f"{size / max(bits, 1):.2%}")
     console.print(table)
     settings = ", ".join(f"{key}={value}" for key, value in about.settings.items())
-    console.print(
+    console.say(
         f"{about.experts} experts with {about.width} features on {manifest.base_name or 'an unnamed base'}, "
-        f"fingerprint {manifest.fingerprint[:16]}\n{settings}; written by {about.creator}",
-        highlight=False,
-        markup=False,
-        soft_wrap=True,
+        f"fingerprint {manifest.fingerprint[:16]}",
+        f"{settings}; written by {about.creator}",
     )

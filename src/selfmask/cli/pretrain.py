@@ -4,16 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from ..commands.pretrain import PretrainConfig
 from ..masking import MaskConfig
 from ..settings import hints_of
 from . import options
-from .asking import ConfigOption, ImagesArgument, MaxBadOption, Names, ResumeOption, ask
+from .asking import (
+    ConfigOption,
+    ImagesArgument,
+    LearnNames,
+    MaxBadOption,
+    MaxPixelsOption,
+    ResumeOption,
+    SplitOption,
+    ask,
+)
+from .console import Console
 from .options import Given, Verb
 
 VERB = Verb(
@@ -37,9 +46,11 @@ def command() -> Callable[..., None]:
 def pretrain(
     images: ImagesArgument = None,
     out: Annotated[Path | None, typer.Option(help="Run folder.", show_default="runs/NAME-OF-IMAGES-tiny")] = None,
+    split: SplitOption = None,
     resume: ResumeOption = None,
     config: ConfigOption = None,
     max_bad: MaxBadOption = None,
+    max_pixels: MaxPixelsOption = None,
     *,
     settings: Given,
 ) -> None:
@@ -50,8 +61,9 @@ def pretrain(
     from ..commands.pretrain import pretrain as run
     from .display import ConsoleDisplay
 
-    given = {"images": images, "max_bad": max_bad, "backbone": "selfmask/tiny"}
-    asked = ask(VERB, Names, given, settings, out=out, resume=resume, config=config)
+    given: dict[str, Any] = {"images": images, "max_bad": max_bad, "backbone": "selfmask/tiny"}
+    given |= {"split": split, "max_pixels": max_pixels}
+    asked = ask(VERB, LearnNames, given, settings, out=out, resume=resume, config=config)
     console = Console()
     file = run(
         asked.images,
@@ -60,6 +72,8 @@ def pretrain(
         resume=asked.resume,
         about=asked.about,
         max_bad=asked.names.max_bad,
+        split=asked.names.split,
+        max_pixels=asked.names.max_pixels,
         display=ConsoleDisplay(console),
     )
-    console.print(f"weights: {file} ({file.stat().st_size:,} bytes)", highlight=False, markup=False, soft_wrap=True)
+    console.say(f"weights: {file} ({file.stat().st_size:,} bytes)")

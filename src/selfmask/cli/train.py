@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from ..commands.train import PRESETS, TrainConfig
@@ -23,11 +21,13 @@ from .asking import (
     JsonOption,
     LabelledArgument,
     MaxBadOption,
+    MaxPixelsOption,
     Names,
     ResumeOption,
     WeightsOption,
     ask,
 )
+from .console import Console, print_json
 from .options import Given, Verb
 
 if TYPE_CHECKING:
@@ -78,6 +78,7 @@ def train(
     as_json: JsonOption = False,
     weights: WeightsOption = None,
     max_bad: MaxBadOption = None,
+    max_pixels: MaxPixelsOption = None,
     *,
     settings: Given,
 ) -> None:
@@ -103,6 +104,7 @@ def train(
         "weights": weights,
         "preset": preset,
         "max_bad": max_bad,
+        "max_pixels": max_pixels,
     }
     given |= {"class_names": None if classes is None else read_class_names(classes), "templates": template or None}
     asked = ask(VERB, TrainNames, given, settings, out=out, resume=resume, config=config)
@@ -112,7 +114,7 @@ def train(
         raise ConfigError("class names and prompt templates need a CLIP text head", todo="add --head clip-text")
     is_main = Processes().is_main
     console = Console(stderr=as_json)
-    labelled, test = open_labelled(asked.images)
+    labelled, test = open_labelled(asked.images, max_pixels=names.max_pixels)
     loaded = load_backbone(asked.backbone, weights=asked.weights)
     text = None
     if chosen.head == _CLIP:
@@ -133,7 +135,7 @@ def train(
     )
     if is_main:
         if as_json:
-            print(json.dumps(result.result, indent=2))
+            print_json(result.result)
         else:
             show(console, where, result.result)
 
@@ -166,4 +168,4 @@ def show(console: Console, folder: Path, result: dict[str, Any]) -> None:
     if "active" in result:
         lines[0] = f"{result['active']:.2%} of the weights are active; {lines[0]}"
     lines += [f"file:   {folder}/{file}", f"report: {folder}/report.html"]
-    console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
+    console.say(*lines)

@@ -13,9 +13,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from ..data import Images, open_images
+from ..data import Images
 from ..data.distortions import DISTORTIONS, distorted
+from ..data.images import MAX_PIXELS
+from ..data.partition import LearnedSplit, open_to_learn
 from ..data.pixels import fit, normalised
+from ..data.seen import write_seen
 from ..data.views import ViewsConfig
 from ..errors import ConfigError
 from ..files import RunFile
@@ -156,6 +159,8 @@ def adapt(
     preprocessing: Preprocessing | None = None,
     about: Mapping[str, Any] | None = None,
     max_bad: float = 0.05,
+    split: LearnedSplit = "train",
+    max_pixels: int = MAX_PIXELS,
     labelled: Labelled | None = None,
     start: Start | None = None,
     report: bool = True,
@@ -174,6 +179,9 @@ def adapt(
     preprocessing: the model's preprocessing; by default that of the timm model, otherwise ImageNet's.
     about: names to record in the run folder, such as those of the backbone and its weights.
     max_bad: largest share of images that may be unreadable.
+    split: "train" leaves out what `evaluate` would test with: the test split, or a fifth of each class of labelled
+        images that have no splits. "all" uses every image. A Dataset is always used whole.
+    max_pixels: images with more pixels count as unreadable.
     labelled: labelled images on which to measure the frozen and the adapted backbone at the end.
     start: mask to start from, instead of all weights on; the gate then falls back to it.
     report: whether to write report.html.
@@ -181,10 +189,13 @@ def adapt(
     watch: callback that receives the model and each log line.
     """
     check_labels(labelled)
+    source, note = open_to_learn(images, split=split, max_pixels=max_pixels)
+    if note and display is not None:
+        display.say(note)
     about = {"backbone": Preprocessing.of_model(model)[0], "weights": None, **(about or {})}
     recipe = Adaptation(
         model,
-        images,
+        source,
         config or AdaptConfig.preset("fast"),
         given=preprocessing,
         name=about["backbone"],
@@ -205,7 +216,7 @@ class Adaptation(Recipe):
     def __init__(
         self,
         model: nn.Module,
-        images: str | Path | Dataset[Any] | Images,
+        images: Images,
         config: AdaptConfig,
         *,
         given: Preprocessing | None,
@@ -218,7 +229,7 @@ class Adaptation(Recipe):
         self.given, self.name, self.labelled, self.start, self.report = given, name, labelled, start, report
 
     def images(self) -> Images:
-        return open_images(self.source)
+        return self.source
 
     def learner(self) -> Learner:
         learner = self._learner(self.config.mask)
@@ -320,6 +331,7 @@ class Adaptation(Recipe):
             }
         masked = _masked(run.learner)
         result = {**write_mask(masked, run.folder), **numbers}
+        write_seen(run.folder.path / RunFile.SEEN, run.images)
         if self.labelled is not None:
             result |= measure(masked, self.preprocessing, self.labelled)
         result["seconds"] = run.seconds()

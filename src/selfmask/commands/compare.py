@@ -37,6 +37,7 @@ GROWING = ("methods", "label_fractions", "seeds")
 """Settings that may change from one call to the next: they only say which cells there are."""
 APART = frozenset({"steps", "epochs", "lr"})
 """Settings that mean something else for self-mask than for runs with labels, and are changed apart."""
+_MOST_SEEDS = 1000
 _A_PROBE = 10  # what a cell without training costs, in steps: only the estimate of time left needs to know
 
 
@@ -67,9 +68,11 @@ class CompareConfig:
                 raise ConfigError(
                     "a share in label_fractions is out of range", expected="a share above 0, at most 1", found=share
                 )
-        if not self.methods or not self.label_fractions or self.seeds < 1:
+        if not self.methods or not self.label_fractions or not 1 <= self.seeds <= _MOST_SEEDS:
             raise ConfigError(
-                "there is nothing to compare", expected="at least one method, one share of labels and one seed"
+                "there is nothing to compare, or too much",
+                expected=f"at least one method, one share of labels, and 1 to {_MOST_SEEDS:,} seeds",
+                found=f"{len(self.methods)}, {len(self.label_fractions)} and {self.seeds}",
             )
 
     @property

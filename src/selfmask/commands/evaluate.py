@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import torch
 from torch import Tensor
 
 from ..data import Images
 from ..data.labels import check_left, matched
+from ..data.seen import count_seen
 from ..embedding.cache import FeatureCache, Vectors
 from ..embedding.embedder import Embedder
 from ..embedding.extraction import extract
 from ..embedding.vectors import Progress
 from ..evaluation.measuring import Features
+from ..files import RunFile
 from ..running import best_device
 
 
@@ -45,6 +50,17 @@ def features_of(
     return Features(
         _rows(own), y, _rows(other), truth, labels.classes, left_out, divided, embedder.variants.variants, head
     )
+
+
+def seen_by(what: str | Path, test: Images) -> int | None:
+    """How many of the test images the run was trained on, by content; None where nobody knows.
+
+    what: as for `load_embedder`. Run folders say what was learned from; names and files elsewhere do not.
+    """
+    if not os.path.exists(what):  # noqa: PTH110  # Path.exists raises on names that no path can have
+        return None
+    path = Path(what)
+    return count_seen((path if path.is_dir() else path.parent) / RunFile.SEEN, test)
 
 
 def _rows(vectors: dict[str, Vectors]) -> dict[str, Tensor]:

@@ -12,7 +12,9 @@ from safetensors.torch import save
 from torch import nn
 
 from ..backbones.tiny import PREPROCESSING, TinyResNet
-from ..data import Images, open_images
+from ..data import Images
+from ..data.images import MAX_PIXELS
+from ..data.partition import LearnedSplit, open_to_learn
 from ..data.views import ViewsConfig
 from ..errors import ConfigError, RunWriteError
 from ..files import LogKey, write_atomically
@@ -73,13 +75,19 @@ def pretrain(
     resume: bool = False,
     about: Mapping[str, Any] | None = None,
     max_bad: float = 0.05,
+    split: LearnedSplit = "train",
+    max_pixels: int = MAX_PIXELS,
     display: Display | None = None,
 ) -> Path:
     """Train the tiny backbone from random weights; return the file of its weights.
 
     Without labels: SwAV, as an adaptation does, but on the weights themselves. With labels: cross-entropy on one view.
+    split, max_pixels: as in `adapt`.
     """
-    recipe = Pretraining(images, config or PretrainConfig())
+    source, note = open_to_learn(images, split=split, max_pixels=max_pixels)
+    if note and display is not None:
+        display.say(note)
+    recipe = Pretraining(source, config or PretrainConfig())
     about = {"images": str(images), "backbone": "selfmask/tiny", **(about or {})}
     run(recipe, out=out, resume=resume, about=about, max_bad=max_bad, display=display)
     return out / WEIGHTS
@@ -92,16 +100,15 @@ class Pretraining(Recipe):
     config: PretrainConfig
     preprocessing = PREPROCESSING
 
-    def __init__(self, images: str | Path | Images, config: PretrainConfig) -> None:
+    def __init__(self, images: Images, config: PretrainConfig) -> None:
         self.source, self.config, self.with_labels = images, config, config.labels  # type: ignore[misc]
 
     def images(self) -> Images:
-        images = open_images(self.source)
-        if self.config.labels and images.labels is None:
+        if self.config.labels and self.source.labels is None:
             raise ConfigError(
                 "these images have no labels", todo="omit --labels, or give a folder with a sub-folder for each class"
             )
-        return images
+        return self.source
 
     def learner(self) -> Learner:
         torch.manual_seed(self.config.seed)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ..data import Images, SomeImages, label_split
 from ..data.labels import check_left
+from ..data.seen import write_seen
 from ..data.views import ViewsConfig
 from ..embedding.vectors import embed
 from ..errors import ConfigError, HeadError, LabelsError
@@ -311,6 +312,7 @@ class Supervision(Recipe):
                 targets=learner.targets,
             )
             result["bytes"] = write_tuned(path, learner, head, about)
+        write_seen(run.folder.path / RunFile.SEEN, run.images)
         scores = None
         if self.test is not None:
             vectors, truth = _vectors(learner.model, self.test, self.preprocessing)

@@ -5,13 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 from ..errors import MalformedDataError
+from ..files import read_bounded
 from .images import printable
+
+_LARGEST = 64 << 20  # bytes
 
 
 def read_class_names(file: Path) -> list[str]:
     """One name a line, in the order of the classes; UTF-8, empty lines do not count."""
     try:
-        text = file.read_text(encoding="utf-8-sig")
+        text = read_bounded(file, _LARGEST).decode("utf-8-sig")
     except (OSError, ValueError) as error:
         raise MalformedDataError(
             f"cannot read class names from {printable(file)}",

@@ -8,9 +8,11 @@ from collections import Counter, deque
 from pathlib import Path
 
 from ..errors import MalformedDataError, NoImagesError
+from ..files import read_bounded
 from .images import EXTENSIONS, printable
 from .sources import FileImages
 
+_LARGEST = 1 << 30  # bytes of a list
 Split = tuple[str, ...]  # a path below a folder: ("cats", "young", "1.jpg")
 
 # Which sub-folder serves a split, the best first: people call the held-out part "test" or "val".
@@ -25,15 +27,24 @@ def open_folder(root: Path, split: str) -> FileImages:
     """
     parts = [name for name in SPLITS if (root / name).is_dir()]
     if "train" not in parts or len(parts) == 1:
-        return _labelled(root, _images(root), [])
+        return _undivided(_labelled(root, _images(root), []))
     chosen = next(name for name in SPLITS[split] if name in parts)
     # A class may lack images in one part, so that all parts together say which classes there are.
     others = [_walk(root / name)[0] for name in parts if name != chosen]
     return _labelled(root / chosen, _images(root / chosen), [image for other in others for image in other])
 
 
+def _undivided(images: FileImages) -> FileImages:
+    images.undivided = True
+    return images
+
+
 def open_list(file: Path) -> FileImages:
     """A text file with one path a line, relative to the file; after a tab or a comma, optionally, its label."""
+    return _undivided(_listed(file))
+
+
+def _listed(file: Path) -> FileImages:
     rows = _rows(file)
     if not rows:
         raise NoImagesError(f"no images are listed in {printable(file)}", expected="one path per line")
@@ -135,7 +146,7 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
 def _rows(file: Path) -> list[list[str]]:
     """The fields of each line, without a heading; bytes that are no UTF-8 survive, as file names may hold them."""
     try:
-        text = os.fsdecode(file.read_bytes()).removeprefix("\ufeff")
+        text = os.fsdecode(read_bounded(file, _LARGEST)).removeprefix("\ufeff")
     except OSError as error:
         raise NoImagesError(f"cannot read the list {printable(file)}", found=error.strerror) from error
     rows = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import stat
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -39,6 +40,10 @@ EXTENSIONS = (
     ".pfm",
 )
 
+MAX_PIXELS = 50_000_000
+"""Of one image, unless the user says otherwise: decoding takes about ten bytes for each, of WebP twenty."""
+
+_STRIP = 1 << 18  # pixels converted at a time
 _ORIENTATION = 0x0112  # of EXIF: how the camera was held
 _UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -51,11 +56,12 @@ _UPRIGHT = {
 }
 
 
-def decode_image(source: Path | bytes | BinaryIO, *, near: int | None = None) -> Tensor:
+def decode_image(source: Path | bytes | BinaryIO, *, near: int | None = None, max_pixels: int = MAX_PIXELS) -> Tensor:
     """The image as uint8 [3, H, W] in RGB, upright, the first frame if it moves, on white where it is transparent.
 
     16-bit grey is scaled by its range, as are integers and floats wider than a byte. With `near`, a large JPEG may be
     decoded at 1/2, 1/4 or 1/8 of its size, which is much faster; no side gets shorter than twice `near`.
+    What would be decoded to more than `max_pixels` is refused, by its header.
     Raises BadImageError for anything that is not a whole image of an allowed format and a sensible size.
     """
     name = printable(source) if isinstance(source, Path) else "image"
@@ -64,8 +70,8 @@ def decode_image(source: Path | bytes | BinaryIO, *, near: int | None = None) ->
             if not stat.S_ISREG(source.stat().st_mode):  # opening a pipe would wait for ever
                 raise _UnreadableError("not a file")
             with source.open("rb") as stream:
-                return _decode(stream, near)
-        return _decode(io.BytesIO(source) if isinstance(source, bytes) else source, near)
+                return _decode(stream, near, max_pixels)
+        return _decode(io.BytesIO(source) if isinstance(source, bytes) else source, near, max_pixels)
     except Exception as error:  # Pillow's decoders raise nearly every kind of error on damaged files
         raise BadImageError(
             f"cannot read {name}", expected=f"a complete image ({', '.join(FORMATS)})", found=_reason(error)
@@ -73,17 +79,37 @@ def decode_image(source: Path | bytes | BinaryIO, *, near: int | None = None) ->
 
 
 def to_rgb(image: Image.Image) -> Tensor:
-    """A loaded Pillow image of any mode as uint8 [3, H, W]."""
-    if image.mode.startswith("I;16"):
-        image = _grey(np.asarray(image), 65535)
-    elif image.mode == "I" and image.format == "PPM":
-        image = _grey(np.asarray(image), 65535)  # Pillow has scaled it to this range
-    elif image.mode in ("I", "F"):
-        image = _wide_grey(np.asarray(image))
-    elif image.has_transparency_data:
-        image = image.convert("LA" if image.mode == "La" else "RGBA").convert("RGBA")
-        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
-    return torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1).contiguous()
+    """A Pillow image of any mode as uint8 [3, H, W]; nothing else as large as that is made on the way."""
+    convert = _conversion(image)
+    pixels = torch.empty(3, image.height, image.width, dtype=torch.uint8)
+    for top, strip in _strips(image):
+        pixels[:, top : top + strip.height] = torch.from_numpy(np.array(convert(strip))).permute(2, 0, 1)
+    return pixels
+
+
+def _strips(image: Image.Image) -> Iterator[tuple[int, Image.Image]]:
+    """The image in parts of few rows, each with the number of its first."""
+    rows = max(1, _STRIP // max(1, image.width))
+    if image.height <= rows:
+        yield 0, image
+        return
+    for top in range(0, image.height, rows):
+        yield top, image.crop((0, top, image.width, min(top + rows, image.height)))
+
+
+def _conversion(image: Image.Image) -> Callable[[Image.Image], Image.Image]:
+    """How parts of the image become RGB."""
+    if image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PPM"):  # which Pillow has scaled
+        return lambda part: _grey(np.asarray(part), 0, 65535)
+    if image.mode in ("I", "F"):
+        low, span = _range(image)
+        return lambda part: _grey(_finite(part), low, span)
+    return _on_white if image.has_transparency_data else lambda part: part.convert("RGB")
+
+
+def _on_white(image: Image.Image) -> Image.Image:
+    image = image.convert("LA" if image.mode == "La" else "RGBA").convert("RGBA")
+    return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
 
 
 def array_to_rgb(values: NDArray[Any]) -> Tensor:
@@ -118,18 +144,27 @@ class _UnreadableError(Exception):
     """A reason that is ours, not Pillow's."""
 
 
-def _decode(stream: BinaryIO, near: int | None) -> Tensor:
+def check_pixels(pixels: int, limit: int) -> None:
+    """Refuse an image that is too large to be decoded."""
+    if pixels > limit:
+        raise BadImageError(
+            "an image is too large",
+            found=f"{pixels:,} pixels, more than the limit of {limit:,} (--max-pixels)",
+        )
+
+
+def _decode(stream: BinaryIO, near: int | None, max_pixels: int) -> Tensor:
     if not stream.read(1):
         raise _UnreadableError("it is empty")
     stream.seek(0)
     with Image.open(stream, formats=FORMATS) as image:
-        pixels, limit = image.width * image.height, Image.MAX_IMAGE_PIXELS
-        if pixels == 0:
+        whole = image.width * image.height
+        if whole == 0:
             raise _UnreadableError("it has no pixels")
-        if limit is not None and pixels > limit:
-            raise _UnreadableError(f"{pixels:,} pixels, more than PIL.Image.MAX_IMAGE_PIXELS allows ({limit:,})")
         if near is not None:
             image.draft(None, (2 * near, 2 * near))  # None keeps the mode
+        # A progressive JPEG is taken apart at its full size, whatever comes out.
+        check_pixels(whole if image.info.get("progressive") else image.width * image.height, max_pixels)
         image.load()
         # Asked after loading: Pillow turns TIFF itself, and some PNGs carry EXIF behind the pixels.
         turn = _UPRIGHT.get(_orientation(image))
@@ -143,23 +178,29 @@ def _orientation(image: Image.Image) -> int:
         return 1
 
 
-def _grey(values: NDArray[Any], top: float) -> Image.Image:
-    return Image.fromarray(np.round(values.astype(np.float64) * (255 / top)).clip(0, 255).astype(np.uint8))
+def _grey(values: NDArray[Any], low: float, span: float) -> Image.Image:
+    scaled = (values.astype(np.float64) - low) * (255 / span)
+    return Image.fromarray(np.round(scaled).clip(0, 255).astype(np.uint8)).convert("RGB")
 
 
-def _wide_grey(values: NDArray[Any]) -> Image.Image:
+def _finite(image: Image.Image) -> NDArray[np.float64]:
+    return np.nan_to_num(np.asarray(image).astype(np.float64), posinf=0.0, neginf=0.0)
+
+
+def _range(image: Image.Image) -> tuple[float, float]:
     """32-bit values have no agreed range: take the smallest usual one that holds them all, else stretch them."""
-    usual = (1, 255, 65535) if np.issubdtype(values.dtype, np.floating) else (255, 65535)
-    values = np.nan_to_num(values.astype(np.float64), posinf=0.0, neginf=0.0)
-    low, high = values.min(), values.max()
-    for top in usual:
+    found = [(values.min(), values.max()) for _, strip in _strips(image) for values in [_finite(strip)]]
+    low, high = min(each for each, _ in found), max(each for _, each in found)
+    for top in (1, 255, 65535) if image.mode == "F" else (255, 65535):
         if low >= 0 and high <= top:
-            return _grey(values, top)
-    return _grey(values - low, high - low or 1)
+            return 0, top
+    return low, high - low or 1
 
 
 def _reason(error: Exception) -> str:
     """Why, in one line."""
+    if isinstance(error, BadImageError):
+        return str(error.found)
     if isinstance(error, UnidentifiedImageError):
         return "not an image in one of these formats"
     if isinstance(error, OSError) and error.strerror:

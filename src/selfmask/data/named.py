@@ -63,7 +63,9 @@ def open_named(name: str, split: str) -> Images:
     if "/" not in name and local.is_file():
         return open_arrays(local, split)
     if name.lower() in TORCHVISION:
-        return DatasetImages(_fetched(name.lower(), split))
+        images = DatasetImages(_fetched(name.lower(), split))
+        images.undivided = TORCHVISION[name.lower()][1] is _WHOLE
+        return images
     close = difflib.get_close_matches(name.lower(), known_names(), n=3, cutoff=0.5)
     raise UnknownDataError(
         f"there is no folder, file or data set {printable(Path(name))}",
@@ -77,6 +79,8 @@ def open_arrays(file: Path, split: str) -> ArrayImages:
 
     Images are uint8, N x H x W or N x H x W x 3. Labels and class names may be missing.
     """
+    if not file.is_file():  # a pipe would be waited for
+        raise _malformed(file, "an .npz file of plain arrays", "something that is not a regular file")
     try:
         with np.load(file, allow_pickle=False) as arrays:
             part = next((part for part in SPLITS[split] if f"{part}_images" in arrays), None)

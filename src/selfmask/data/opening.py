@@ -10,23 +10,32 @@ from torch.utils.data import Dataset
 
 from ..errors import ConfigError, NoImagesError
 from .folders import SPLITS, open_folder, open_list
-from .images import EXTENSIONS, printable
+from .images import EXTENSIONS, MAX_PIXELS, printable
 from .named import BUNDLED, open_arrays, open_named
 from .sources import DatasetImages, Images
 
 _LISTS = (".txt", ".csv")
 
 
-def open_images(where: str | Path | Dataset[Any], *, split: str = "train") -> Images:
+def open_images(where: str | Path | Dataset[Any], *, split: str = "train", max_pixels: int = MAX_PIXELS) -> Images:
     """Images from a folder, a list file (.txt, .csv), an array file (.npz), a data set's name, or a PyTorch data set.
 
     split: "train", "test" or "val", where the source is divided; otherwise every split is all of it. "test" and "val"
     stand in for each other. A folder or file that exists goes before a data set of that name.
+    max_pixels: images with more pixels count as unreadable. (`Images` have been opened, and keep the limit they have.)
     """
     if split not in SPLITS:
         raise ConfigError("unknown split", expected=", ".join(SPLITS), found=repr(split))
+    if max_pixels < 1:
+        raise ConfigError("max_pixels is out of range", expected="1 or more", found=max_pixels)
     if isinstance(where, Images):
         return where
+    images = _open(where, split)
+    images.max_pixels = max_pixels
+    return images
+
+
+def _open(where: str | Path | Dataset[Any], split: str) -> Images:
     if isinstance(where, Dataset):
         return DatasetImages(where)
     if not isinstance(where, str | Path):

@@ -5,14 +5,19 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
+from torch.utils.data import Dataset
 
-from ..errors import BadImageError, EvaluationError, LabelsError
+from ..errors import BadImageError, ConfigError, EvaluationError, LabelsError, MalformedDataError
 from . import Images, SomeImages, label_split, open_images
+from .images import MAX_PIXELS
 from .labels import matched
-from .sources import ArrayImages, FileImages
+from .sources import ArrayImages, FileImages, JoinedImages
+
+LearnedSplit = Literal["train", "all"]
+"""What may be learned from: all but test images, or those, too."""
 
 _LEARNED = 0.8  # of each class, where the source is not divided
 
@@ -25,12 +30,13 @@ class Split(NamedTuple):
     divided: bool
 
 
-def open_split(data: str) -> Split:
+def open_split(data: str, *, max_pixels: int = MAX_PIXELS) -> Split:
     """Training and test images. What is not divided is: a fifth of each class, always the same, is to test with.
 
     Files that are in both are refused: what was learned by heart tells nothing.
     """
-    train, test = open_images(data, split="train"), open_images(data, split="test")
+    train = open_images(data, split="train", max_pixels=max_pixels)
+    test = open_images(data, split="test", max_pixels=max_pixels)
     if _same(train, test):
         return Split(*_divided(train), divided=False)
     if isinstance(train, FileImages) and isinstance(test, FileImages):
@@ -70,12 +76,60 @@ def _same(train: Images, test: Images) -> bool:
     return True
 
 
-def open_labelled(data: str | Path) -> tuple[Images, Images]:
+class ToLearn(NamedTuple):
+    """Images to learn from without labels, and what the user should know of the choice, in a line; or nothing."""
+
+    images: Images
+    note: str
+
+
+def open_to_learn(
+    where: str | Path | Dataset[Any], *, split: LearnedSplit = "train", max_pixels: int = MAX_PIXELS
+) -> ToLearn:
+    """Images to learn from, which leave out those that `evaluate` and `train` would test with.
+
+    These are the test split or, of labelled images that are not divided, the same fifth of each class. With "all", they
+    are learned from, too. Images without labels are used whole, and so are data sets that are given as objects.
+    """
+    if split not in get_args(LearnedSplit):
+        raise ConfigError("unknown split", expected=" or ".join(get_args(LearnedSplit)), found=repr(split))
+    images = open_images(where, max_pixels=max_pixels)
+    if not isinstance(where, str | Path):
+        return ToLearn(images, "")
+    if split == "all":
+        return ToLearn(images if images.undivided else _joined(where, images), "")
+    if not images.undivided:
+        return ToLearn(images, "the test split is left for testing (--split all would train on it, too)")
+    try:
+        train, test = _divided(images)
+    except LabelsError:  # there are none, or none that anything could be tested with
+        return ToLearn(images, "")
+    return ToLearn(
+        train,
+        f"{len(test):,} of {len(images):,} labelled images, a fixed fifth of each class, are left for testing "
+        "(--split all would train on them, too)",
+    )
+
+
+def _joined(where: str | Path, train: Images) -> Images:
+    """All splits that there are."""
+    parts = {"train": train}
+    for split in ("test", "val"):
+        try:
+            part = open_images(where, split=split, max_pixels=train.max_pixels)
+        except MalformedDataError:  # an array file without it
+            continue
+        if not any(_same(part, other) for other in parts.values()):
+            parts[split] = part
+    return JoinedImages(parts)
+
+
+def open_labelled(data: str | Path, *, max_pixels: int = MAX_PIXELS) -> tuple[Images, Images]:
     """Open labelled images as a training and a test set. Classes are matched by name and numbered alike in both.
 
     If the source has no train and test splits, a fixed fifth of each class is held out for testing.
     """
-    train, test, _ = open_split(str(data))
+    train, test, _ = open_split(str(data), max_pixels=max_pixels)
     both = matched(train, test)
     return _named(train, both.train, both.classes), _named(test, both.test, both.classes)
 

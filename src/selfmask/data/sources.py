@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
 from ..errors import BadImageError, MalformedDataError, NoImagesError
-from .images import array_to_rgb, decode_image, to_rgb
+from .images import MAX_PIXELS, array_to_rgb, check_pixels, decode_image, to_rgb
 
 
 class Images(Dataset[Tensor]):
@@ -23,7 +23,14 @@ class Images(Dataset[Tensor]):
     names: file names, or numbers where there are no files; valid UTF-8.
     labels: the class index of each image, where known.
     classes: what the indices mean, where known.
+    undivided: whether these are all images of a source that has no train and test splits.
+    max_pixels: images with more pixels than this count as unreadable.
+    hashes: short ones of the content of each, once somebody has asked for the identity.
     """
+
+    undivided = False
+    max_pixels = MAX_PIXELS
+    hashes: bytes | None = None
 
     def __init__(self, names: list[str], labels: list[int] | None = None, classes: list[str] | None = None) -> None:
         if not names:
@@ -40,6 +47,10 @@ class Images(Dataset[Tensor]):
         """`images[i]`; a caller that needs no more than `near` pixels a side may get a large file at reduced size."""
         raise NotImplementedError
 
+    def origin(self, i: int) -> tuple[Images, int]:
+        """The images that image i really is of, where these are a choice of others, and its number there."""
+        return self, i
+
 
 class FileImages(Images):
     """Image files."""
@@ -51,7 +62,7 @@ class FileImages(Images):
         self.files = files
 
     def load(self, i: int, *, near: int | None = None) -> Tensor:
-        return decode_image(Path(self.files[i]), near=near)
+        return decode_image(Path(self.files[i]), near=near, max_pixels=self.max_pixels)
 
 
 class ArrayImages(Images):
@@ -74,10 +85,35 @@ class SomeImages(Images):
     def __init__(self, images: Images, numbers: Sequence[int]) -> None:
         labels = None if images.labels is None else [images.labels[i] for i in numbers]
         super().__init__([images.names[i] for i in numbers], labels, images.classes)
-        self.images, self.numbers = images, list(numbers)
+        self.images, self.numbers, self.max_pixels = images, list(numbers), images.max_pixels
 
     def load(self, i: int, *, near: int | None = None) -> Tensor:
         return self.images.load(self.numbers[i], near=near)
+
+    def origin(self, i: int) -> tuple[Images, int]:
+        return self.images.origin(self.numbers[i])
+
+
+class JoinedImages(Images):
+    """Several sets of images, one after the other; the names of each set get its own name in front."""
+
+    def __init__(self, parts: dict[str, Images]) -> None:
+        sets = list(parts.values())
+        labels: list[int] | None = None
+        if all(part.labels is not None and part.classes == sets[0].classes for part in sets):
+            labels = [label for part in sets for label in part.labels or ()]
+        names = [f"{name}/{each}" for name, part in parts.items() for each in part.names]
+        super().__init__(names, labels, None if labels is None else sets[0].classes)
+        self.places = [(part, i) for part in sets for i in range(len(part))]
+        self.max_pixels = sets[0].max_pixels
+
+    def load(self, i: int, *, near: int | None = None) -> Tensor:
+        part, number = self.places[i]
+        return part.load(number, near=near)
+
+    def origin(self, i: int) -> tuple[Images, int]:
+        part, number = self.places[i]
+        return part.origin(number)
 
 
 class DatasetImages(Images):
@@ -104,15 +140,16 @@ class DatasetImages(Images):
         name = self.names[i]
         try:
             item = self.dataset[i]
-            return _to_tensor(item[0] if isinstance(item, tuple | list) else item)
+            return _to_tensor(item[0] if isinstance(item, tuple | list) else item, self.max_pixels)
         except BadImageError:
             raise
         except Exception as error:  # whatever the data set raises, it is this image that cannot be had
             raise BadImageError(f"cannot read image {name}", found=f"{type(error).__name__}: {error}") from error
 
 
-def _to_tensor(item: object) -> Tensor:
+def _to_tensor(item: object, max_pixels: int) -> Tensor:
     if isinstance(item, Image.Image):
+        check_pixels(item.width * item.height, max_pixels)
         return to_rgb(item)
     if isinstance(item, Tensor):
         values = item.detach().cpu()

@@ -21,17 +21,18 @@ from .page import template
 MAX_BARS = 40
 
 
-def write_evaluation(path: Path, evaluation: Evaluation, data: str) -> None:
-    """Write the page, whole or not at all; it needs no network."""
-    write_atomically(path, render(evaluation, data).encode("utf-8", "backslashreplace"))
+def write_evaluation(path: Path, evaluation: Evaluation, data: str, seen: int | None = None) -> None:
+    """Write the page, whole or not at all; it needs no network. seen: test images that were learned from."""
+    write_atomically(path, render(evaluation, data, seen).encode("utf-8", "backslashreplace"))
 
 
-def render(evaluation: Evaluation, data: str) -> str:
+def render(evaluation: Evaluation, data: str, seen: int | None = None) -> str:
     return template("evaluation.html").render(
         title=f"{evaluation.name} on {data}",
         light=LIGHT,
         dark=DARK,
         evaluation=evaluation,
+        seen=seen,
         titles=TITLES,
         variants=evaluation.titles,
         with_top5=len(evaluation.classes) > TOP,

@@ -11,8 +11,10 @@ from typing import Any, TypeGuard
 
 import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
+from markupsafe import Markup
 
 from ..files import write_atomically
+from ..plain import plain as visible
 from . import figures
 from .confusion import confusion_figure
 from .examples import Card, Neighbours, cards
@@ -109,10 +111,11 @@ def render(data: ReportData) -> str:
 
 
 def template(name: str) -> Template:
-    """A page's layout; whatever text gets into it stays text."""
+    """A page's layout; whatever text gets into it stays text, without invisible characters."""
     environment = Environment(
         loader=PackageLoader("selfmask", "report"),
         autoescape=True,
+        finalize=lambda value: value if isinstance(value, Markup) else visible(value),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -265,9 +268,9 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str
 
 
 def plain(text: object) -> str:
-    """Text of the user's as the page shows it: not too long, and no control characters."""
+    """Text of the user's as the page shows it: not too long, and nothing invisible."""
     letters = str(text)
-    shown = "".join(each if each.isprintable() else ascii(each)[1:-1] for each in letters[:MAX_TEXT])
+    shown = visible(letters[:MAX_TEXT])
     return shown if len(letters) <= MAX_TEXT else f"{shown}… ({len(letters):,} characters)"
 
 

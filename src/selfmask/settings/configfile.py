@@ -13,7 +13,10 @@ from typing import Any
 import yaml
 
 from ..errors import ConfigError
+from ..files import read_bounded
 
+_LARGEST = 4 << 20  # bytes; a run with ten thousand classes keeps less
+_WITH_LINES = 1 << 18  # letters of JSON in which keys are looked for: it takes seconds per megabyte
 _TOML_TABLE = re.compile(r"\s*\[+([^\[\]]+)\]+\s*(?:#.*)?")
 _TOML_KEY = re.compile(r"""\s*((?:[\w-]+|"[^"]*"|'[^']*')(?:\s*\.\s*(?:[\w-]+|"[^"]*"|'[^']*'))*)\s*=""")
 
@@ -35,7 +38,7 @@ def read_config_file(path: Path) -> ConfigFile:
             f"{path} is not a config file", expected=" or ".join(readers), found=path.suffix or "no suffix"
         )
     try:
-        text = path.read_text("utf-8-sig")
+        text = read_bounded(path, _LARGEST).decode("utf-8-sig")
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"{path} cannot be read", found=getattr(error, "strerror", None) or error, todo="check the path"
@@ -83,6 +86,8 @@ def _yaml(text: str) -> tuple[Any, dict[tuple[str, ...], int]]:
 
 def _json(text: str) -> tuple[Any, dict[tuple[str, ...], int]]:
     values = json.loads(text)
+    if len(text) > _WITH_LINES:
+        return values, {}
     try:
         return values, _lines(yaml.compose(text.replace("\t", " "), _Loader))  # JSON is YAML, but for tabs
     except yaml.YAMLError:  # and for some characters

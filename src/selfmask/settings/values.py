@@ -6,6 +6,7 @@ import types
 from collections.abc import Sequence
 from typing import Any, Literal, Union, get_args, get_origin
 
+_LARGEST = 2**63 - 1
 _WILDCARDS = set("*?[")
 
 
@@ -24,7 +25,7 @@ def alternatives(hint: Any) -> tuple[Any, ...]:
 
 
 def converted(hint: Any, value: Any) -> Any:
-    """The value as the type has it, or a ValueError."""
+    """The value as the type has it, or a ValueError. Numbers are finite, and none is beyond those of 64 bits."""
     options = alternatives(hint)
     if len(options) > 1:
         return _converted_to_one(options, value)
@@ -39,13 +40,23 @@ def converted(hint: Any, value: Any) -> Any:
     elif isinstance(value, Words):
         if hint is bool and value in ("true", "false"):
             return value == "true"
-        if hint in (int, float, str):
-            return hint(value)
+        if hint is str:
+            return str(value)
+        if hint in (int, float):
+            return _bounded(hint(value))
     elif hint is float and isinstance(value, int | float) and not isinstance(value, bool):
-        return float(value)
+        return float(_bounded(value))
+    elif hint is int and type(value) is int:
+        return _bounded(value)
     elif hint is Any or type(value) is hint:
         return value
     raise ValueError
+
+
+def _bounded(value: Any) -> Any:
+    if not -_LARGEST <= value <= _LARGEST:  # also if it is not a number
+        raise ValueError
+    return value
 
 
 def _converted_to_one(hints: Sequence[Any], value: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any, Literal, Self, get_args
 
@@ -12,6 +13,7 @@ from ..settings import to_dict
 
 Precision = Literal["auto", "float32", "bfloat16"]
 _EPOCHS = 150  # of the paper, where neither steps nor epochs are given
+_MOST_STEPS, _MOST_IMAGES, _LARGEST, _MOST_WORKERS = 10**9, 10**6, 4096, 256  # beyond, it was a slip of the finger
 ASIDE = ("log_every", "checkpoint_every", "track", "workers")
 """Settings that do not decide what is learned, only how it is logged and saved."""
 
@@ -49,6 +51,9 @@ class LoopConfig:
         for name in ("accumulate", "log_every", "checkpoint_every"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is out of range", expected="1 or more", found=getattr(self, name))
+        for name, least, most in (("momentum", 0, 1), ("warmup", 0, 1), ("workers", 0, _MOST_WORKERS)):
+            if (value := getattr(self, name)) is not None and not least <= value <= most:
+                raise ConfigError(f"{name} is out of range", expected=f"{least} to {most}", found=value)
         if self.precision not in get_args(Precision):
             raise ConfigError("unknown precision", expected=", ".join(get_args(Precision)), found=self.precision)
         if self.checkpoint_every % self.log_every:
@@ -91,13 +96,15 @@ class RunConfig(LoopConfig):
         super().__post_init__()
         if self.steps is not None and self.epochs is not None:
             raise ConfigError("give steps or epochs, not both", found=f"{self.steps} steps and {self.epochs} epochs")
-        for name, least in (("steps", 1), ("batch_size", 2), ("size", 8)):
+        for name, least, most in (("steps", 1, _MOST_STEPS), ("batch_size", 2, _MOST_IMAGES), ("size", 8, _LARGEST)):
             value = getattr(self, name)
-            if value is not None and value < least:
-                raise ConfigError(f"{name} is out of range", expected=f"{least} or more", found=value)
-        for name in ("epochs", "lr", "head_lr"):
-            if (value := getattr(self, name)) is not None and not value > 0:
-                raise ConfigError(f"{name} is out of range", expected="above 0", found=value)
+            if value is not None and not least <= value <= most:
+                raise ConfigError(f"{name} is out of range", expected=f"{least} to {most:,}", found=value)
+        for name, limit in (("epochs", _MOST_STEPS), ("lr", math.inf), ("head_lr", math.inf)):
+            if (value := getattr(self, name)) is not None and not 0 < value < limit:
+                raise ConfigError(f"{name} is out of range", expected="a number above 0", found=value)
+        if self.weight_decay is not None and not 0 <= self.weight_decay < math.inf:
+            raise ConfigError("weight_decay is out of range", expected="0 or more", found=self.weight_decay)
 
     def number_of_steps(self, steps_per_epoch: int) -> int:
         if self.steps is not None:

@@ -79,6 +79,7 @@ class Processes:
                 box[1] = error
         dist.broadcast_object_list(box)
         if box[1] is not None:
+            box[1].of_main = not self.is_main
             raise box[1]
         value: T = box[0]
         return value

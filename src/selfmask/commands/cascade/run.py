@@ -22,7 +22,9 @@ from ...cascade.clusters import Clusters
 from ...cascade.combination import CONDITIONAL, UNCONDITIONAL, Combination, columns_of
 from ...cascade.model import DISPATCHER, Cascade, expert_name
 from ...cascade.moments import Moments
-from ...data import open_images
+from ...data.images import MAX_PIXELS
+from ...data.partition import LearnedSplit, open_to_learn
+from ...data.seen import write_seen
 from ...embedding.vectors import embed, embed_batches
 from ...errors import ConfigError, ExpertError, MaskFileError, RunDamagedError, RunMismatchError
 from ...files import RunFile
@@ -53,12 +55,14 @@ def fit_cascade(
     preprocessing: Preprocessing | None = None,
     about: Mapping[str, Any] | None = None,
     max_bad: float = 0.05,
+    split: LearnedSplit = "train",
+    max_pixels: int = MAX_PIXELS,
     workers: int = 1,
     display: StagesDisplay | None = None,
 ) -> Cascade:
     """Fit a cascade to `images` and return it in eval mode; stages that are finished in `out` are not repeated.
 
-    model, images, preprocessing, about, max_bad: as in `adapt`.
+    model, images, preprocessing, about, max_bad, split, max_pixels: as in `adapt`.
     out: the folder of the cascade; if the call is interrupted, repeat it to continue to the same result.
     dispatcher: a run folder or mask file to use as the dispatcher, instead of adapting one.
     workers: number of experts to train at once, each in its own process.
@@ -66,10 +70,13 @@ def fit_cascade(
     display = display or StagesDisplay()
     if workers < 1:
         raise ConfigError("workers is out of range", expected="1 or more", found=workers)
+    opened_images, note = open_to_learn(images, split=split, max_pixels=max_pixels)
+    if note:
+        display.say(note)
     with tempfile.TemporaryDirectory() if out is None else nullcontext(str(out)) as place:
         job = Job(
             model,
-            open_images(images),
+            opened_images,
             config or CascadeConfig(),
             Path(place),
             preprocessing,
@@ -116,7 +123,9 @@ def begin(job: Job, given: str | Path | None, display: StagesDisplay) -> None:
             preprocessing = preprocessing_for(
                 Preprocessing.of_model(job.model)[1], job.preprocessing, job.config.adapt.size
             )
-            Start.of(given).copy_to(job.dispatcher, job.model, preprocessing)
+            start = Start.of(given)
+            write_seen(job.dispatcher / RunFile.SEEN, job.images, before=start.mask.parent / RunFile.SEEN)
+            start.copy_to(job.dispatcher, job.model, preprocessing)
         elif (there := Start.of(job.dispatcher).identity(job.model)) != identity_of(job, Start.of(given)):
             raise RunMismatchError(
                 f"the cascade in {job.folder} has another dispatcher",
@@ -159,6 +168,7 @@ def finish(job: Job, folder: RunFolder, display: StagesDisplay) -> Cascade:
     if folder.result is None:
         from .outcome import write_outcome  # here, because matplotlib takes its time
 
+        write_seen(folder.path / RunFile.SEEN, job.images, before=job.dispatcher / RunFile.SEEN)
         with display.stage(_REPORT):
             write_outcome(cascade, job.images, job.clusters(), folder, job.config, _results(job, folder), display.count)
     return cascade
