@@ -211,7 +211,7 @@ ENTRY = ("masks", "conv1.weight")
 HUGE = 10**400  # json reads it, float() does not
 CASES: dict[str, tuple[Edit, Kind]] = {
     "another format": (metadata(format="lora"), NotAMaskFileError),
-    "a later version": (metadata(version="2"), UnsupportedVersionError),
+    "a later version": (metadata(version="3"), UnsupportedVersionError),
     "no such version": (metadata(version=""), UnsupportedVersionError),
     "an unknown codec": (setting(*ENTRY, "codec", to="zstd-99"), UnsupportedVersionError),
     "a mask tensor is missing": (removing("mask.conv1.weight"), CorruptMaskFileError),

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 from torch import nn
 
-from ..errors import NotABackboneError, UnknownBackboneError, WeightsUnavailableError
+from ..errors import NotABackboneError, UnknownBackboneError, WeightsUnavailableError, WrongBaseError
 from ..preprocessing import Preprocessing
 from . import clip, publishers, timm_models, tiny, transformers_clip
 from .recipe import Recipe
@@ -34,15 +35,25 @@ class Backbone:
     """Where the weights came from."""
 
 
-def load_backbone(name: str, *, weights: Path | None = None, pretrained: bool = True) -> Backbone:
+def load_backbone(
+    name: str,
+    *,
+    weights: Path | None = None,
+    pretrained: bool = True,
+    shapes: Mapping[str, tuple[int, ...]] | None = None,
+) -> Backbone:
     """The backbone of that name with its published weights, with those of a file, or with random ones.
 
     `name` is any name of timm (`resnet50`, `vit_small_patch16_224.dino`), `swav/resnet50`, `dino/resnet50`,
     `open_clip/ARCH`, `open_clip/ARCH:TAG`, `transformers/FOLDER`, `transformers/OWNER/NAME` or `selfmask/tiny`.
     `weights` is a .safetensors, .pt or .pth file; code in it is never run. Published weights that are not on this
-    machine are downloaded; random ones are always the same.
+    machine are downloaded; random ones are always the same. `shapes` are tensors that it must have: a network without
+    them is refused before anything is downloaded, read or given memory.
     """
     recipe = resolve(name)
+    outline = without_weights(recipe)
+    _check_shapes(outline, shapes or {}, name)
+    width = output_width(outline, recipe, name)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(_SEED)
         model, note = _with_weights(name, recipe, None if weights is None else Path(weights), pretrained)
@@ -56,7 +67,33 @@ def load_backbone(name: str, *, weights: Path | None = None, pretrained: bool = 
         "std": preprocessing.std,
         "interpolation": preprocessing.interpolation,
     }
-    return Backbone(name, model, preprocessing, output_width(without_weights(recipe), recipe, name), note)
+    return Backbone(name, model, preprocessing, width, note)
+
+
+def at_hand(name: str, weights: Path | None) -> bool:
+    """Whether a name that only a file gives may be followed without asking anyone.
+
+    It may where its architecture is ours or timm's, built by installed code alone, and its weights are on this machine
+    already, or in a file that is given. What lies in a folder or a repository that the name points to, in a cache of
+    those too, may not: those files say what is built.
+    """
+    if name.startswith((clip.PREFIX, transformers_clip.PREFIX)):
+        return False
+    source = resolve(name).source
+    return weights is not None or (source is not None and source.local() is not None)
+
+
+def _check_shapes(outline: nn.Module, shapes: Mapping[str, tuple[int, ...]], name: str) -> None:
+    own = outline.state_dict()
+    for key, shape in shapes.items():
+        found = tuple(own[key].shape) if key in own else "no such tensor"
+        if found != shape:
+            raise WrongBaseError(
+                f"the file was made for another backbone than {name}",
+                expected=f"{key[:200]} of shape {shape}",
+                found=found,
+                todo="name the backbone it was made for: --backbone NAME",
+            )
 
 
 def resolve(name: str) -> Recipe:

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.markup import escape
 from typer.core import TyperGroup
 
-from ..errors import InterruptedRunError, SelfmaskError
+from ..errors import BaseWarning, InterruptedRunError, SelfmaskError
 from ..memory import keep_memory
 
 VERBS = {
@@ -81,11 +81,27 @@ def app() -> None:
     Our own errors are shown as text, without a traceback, and give exit code 2; a run that was interrupted, and
     saved, gives 130, as a shell expects after Ctrl-C.
     """
-    warnings.filterwarnings("ignore", module="PIL")  # about odd files; what cannot be read is counted and listed
     try:
-        _app()
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module="PIL")  # what is unreadable is counted and listed
+            warnings.simplefilter("default", BaseWarning)
+            warnings.showwarning = _in_a_line(warnings.showwarning)
+            _app()
     except SelfmaskError as error:
         if os.environ.get("RANK", "0") == "0":  # one of several processes speaks for all
             text = f"[bold red]error:[/] {escape(str(error))}"
             Console(stderr=True).print(text, highlight=False, soft_wrap=True)
         sys.exit(130 if isinstance(error, InterruptedRunError) else 2)
+
+
+def _in_a_line(usual: Any) -> Any:
+    """How warnings are shown: our own in a line, without the place in the code; others as usual."""
+
+    def show(message: Warning | str, category: type[Warning], *where: Any, **also: Any) -> None:
+        if not issubclass(category, BaseWarning):
+            usual(message, category, *where, **also)
+        elif os.environ.get("RANK", "0") == "0":
+            text = f"[bold yellow]warning:[/] {escape(str(message))}"
+            Console(stderr=True).print(text, highlight=False, soft_wrap=True)
+
+    return show

@@ -229,7 +229,9 @@ def _job(folder: Path, asked: Asked[CascadeNames, CascadeConfig]) -> Job:
 
 
 def _show(console: Console, folder: Path, as_json: bool, seconds: float) -> None:
-    result = json.loads((folder / RunFile.RESULT).read_text())
+    from ..training import RunFolder
+
+    result = RunFolder.read_json(folder / RunFile.RESULT)
     if as_json:
         print(json.dumps(result, indent=2))
         return

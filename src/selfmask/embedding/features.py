@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from .. import checked
 from ..data import Images
 from ..data.identity import identity
 from ..errors import EvaluationError, FeaturesWriteError, MissingExtraError
@@ -104,7 +105,7 @@ def _parts(path: Path, about: dict[str, Any], images: int, batch_size: int, say:
     run = hashlib.sha256(text.encode()).hexdigest()[:12]
     parts = [folder / f"{run}-{number:06d}.npz" for number in range(-(-images // _per_part(batch_size)))]
     if folder.exists() and not (folder / f"{run}.json").exists():
-        before = [json.loads(other.read_text()) for other in sorted(folder.glob("*.json"))]
+        before = [_words(other) for other in sorted(folder.glob("*.json"))]
         differs = sorted({key for other in before for key in about if other.get(key) != about[key]})
         what = ", ".join(differs) or "unknown"
         say(f"{folder} holds partial results for other inputs ({what}): starting from the beginning")
@@ -113,6 +114,14 @@ def _parts(path: Path, about: dict[str, Any], images: int, batch_size: int, say:
     with _atomic(folder / f"{run}.json") as file:
         file.write(text.encode())
     return parts
+
+
+def _words(file: Path) -> dict[str, Any]:
+    """What an earlier run said of itself; nothing, if it cannot be read."""
+    try:
+        return checked.mapping(checked.document(checked.content(file)))
+    except (OSError, ValueError):
+        return {}
 
 
 def _write_parts(
@@ -153,10 +162,18 @@ def _clear(folder: Path) -> None:
 
 
 def _is_whole(part: Path) -> bool:
+    """Whether a part is there and holds what was written: all sums are checked, and what does not fit is made anew."""
     try:
-        with np.load(part) as file:
-            return bool(file.files)
-    except (OSError, ValueError, zipfile.BadZipFile):
+        with part.open("rb") as opened, np.load(opened) as file:
+            indices, vectors, bad, reasons = (file[name] for name in ("indices", "vectors", "bad", "reasons"))
+        return bool(
+            indices.dtype == bad.dtype == np.int64
+            and vectors.dtype == np.float32
+            and reasons.dtype.kind == "U"
+            and indices.ndim == bad.ndim == reasons.ndim == 1
+            and (vectors.ndim, len(vectors), len(bad)) == (2, len(indices), len(reasons))
+        )
+    except Exception:  # zip, zlib, numpy and its parser of headers raise many kinds on damaged files
         return False
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import yaml
 
+from .. import checked
 from ..errors import ConfigError
 
 _TOML_TABLE = re.compile(r"\s*\[+([^\[\]]+)\]+\s*(?:#.*)?")
@@ -35,7 +36,7 @@ def read_config_file(path: Path) -> ConfigFile:
             f"{path} is not a config file", expected=" or ".join(readers), found=path.suffix or "no suffix"
         )
     try:
-        text = path.read_text("utf-8-sig")
+        text = checked.content(path).decode("utf-8-sig")
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"{path} cannot be read", found=getattr(error, "strerror", None) or error, todo="check the path"
