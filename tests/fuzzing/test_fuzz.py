@@ -26,6 +26,7 @@ PARTS = [
     for count in [each.share * MUTATIONS // 1000]
     for start in range(0, count, 1000)
 ]
+MADE_ANEW = ("vectors (parts)",)  # whatever is wrong with them, the file that comes of them is right
 HARD_TO_LOAD = ("vectors (cache)", "checkpoint", "npz", "weights")  # nearly every change is found out
 
 
@@ -46,7 +47,8 @@ def test_damaged_files(tmp_path: Path, name: str, start: int, count: int) -> Non
     assert not failures, "\n".join(f"{name}/{number}: {error}" for error, number in failures.items())
     assert taken < 64 << 20, "files of a few kB took more than 64 MB"
     assert all(torch.equal(*pair) for pair in zip(base, masks.base().base.parameters(), strict=True))
-    assert outcomes[LOADED] < 0.95 * count, "the changes change nothing: they test little"
+    if name not in MADE_ANEW:
+        assert outcomes[LOADED] < 0.95 * count, "the changes change nothing: they test little"
     if name not in HARD_TO_LOAD:
         assert outcomes[LOADED] > 0.01 * count, "nothing gets past the first checks: this tests little"
 

@@ -139,9 +139,14 @@ def _rows(file: Path) -> list[list[str]]:
     except OSError as error:
         raise NoImagesError(f"cannot read the list {printable(file)}", found=error.strerror) from error
     rows = []
-    for line in text.split("\n"):
+    for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
-            cells = line.split("\t") if "\t" in line else next(csv.reader([line], skipinitialspace=True))
+            try:
+                cells = line.split("\t") if "\t" in line else next(csv.reader([line.strip()], skipinitialspace=True))
+            except csv.Error as error:  # a carriage return within, or a field without end
+                raise MalformedDataError(
+                    f"{printable(file)}: line {number} cannot be read", expected="a path, and its label", found=error
+                ) from error
             rows.append([cell.strip() for cell in cells])
     if rows and rows[0][0].lower() in ("path", "file", "filename", "image", "name") and len(rows) > 1:
         del rows[0]

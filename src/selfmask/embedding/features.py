@@ -58,7 +58,9 @@ def write_features(
     assemble = _format(path)
     with _disk_errors(path):
         parts = _parts(path, _about(embedder, images, batch_size), len(images), batch_size, say)
-        todo = [number for number, part in enumerate(parts) if not _is_whole(part)]
+        size, total = _per_part(batch_size), len(images)
+        numbers = [range(start, min(start + size, total)) for start in range(0, total, size)]
+        todo = [number for number, part in enumerate(parts) if not _is_whole(part, numbers[number])]
         resumed = todo[0] * _per_part(batch_size) if todo else len(images)
         if resumed:
             say(f"{resumed:,} of {len(images):,} images were embedded already: continuing with the rest")
@@ -161,8 +163,11 @@ def _clear(folder: Path) -> None:
         folder.rmdir()
 
 
-def _is_whole(part: Path) -> bool:
-    """Whether a part is there and holds what was written: all sums are checked, and what does not fit is made anew."""
+def _is_whole(part: Path, numbers: range) -> bool:
+    """Whether a part is there and holds what was written, of the images with these numbers.
+
+    All sums are checked, and what does not fit is made anew.
+    """
     try:
         with part.open("rb") as opened, np.load(opened) as file:
             indices, vectors, bad, reasons = (file[name] for name in ("indices", "vectors", "bad", "reasons"))
@@ -172,6 +177,7 @@ def _is_whole(part: Path) -> bool:
             and reasons.dtype.kind == "U"
             and indices.ndim == bad.ndim == reasons.ndim == 1
             and (vectors.ndim, len(vectors), len(bad)) == (2, len(indices), len(reasons))
+            and sorted([*indices.tolist(), *bad.tolist()]) == list(numbers)
         )
     except Exception:  # zip, zlib, numpy and its parser of headers raise many kinds on damaged files
         return False

@@ -43,7 +43,7 @@ def read_config_file(path: Path) -> ConfigFile:
         ) from error
     try:
         values, lines = readers[path.suffix.lower()](text)
-    except (ValueError, yaml.YAMLError, RecursionError) as error:
+    except Exception as error:  # yaml raises many kinds on values that are not of the tag they bear
         mark = getattr(error, "problem_mark", None)
         found = f"{getattr(error, 'problem', None)}, line {mark.line + 1}" if mark is not None else error
         raise ConfigError(f"{path} cannot be parsed", expected=path.suffix[1:].upper(), found=found) from error
