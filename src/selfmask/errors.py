@@ -90,6 +90,14 @@ class RelativeMaskError(MaskFileError):
     """The file stores only the difference to another mask, and that mask is not at hand."""
 
 
+class OversizedImagesError(MaskFileError):
+    """The file calls for images so large that they could fill any memory, and nobody else asked for them."""
+
+
+class BaseWarning(UserWarning):
+    """A base that could be checked only in part (a file of an earlier format), or whose tables are not as they were."""
+
+
 class MaskWriteError(MaskFileError, OSError):
     """The file could not be written; what stood there before is untouched."""
 

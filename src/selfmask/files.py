@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import secrets
-import stat
 from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
@@ -48,18 +46,6 @@ class LogKey(StrEnum):
     TROUBLE = "trouble"
     ANSWER = "answer"
     SECONDS = "seconds"
-
-
-def read_bounded(path: Path, most: int) -> bytes:
-    """The content of a regular file of at most so many bytes; an OSError for anything else, and no waiting for it."""
-    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
-    with os.fdopen(os.open(path, flags), "rb") as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise OSError(errno.EINVAL, "it is not a regular file", str(path))
-        data = file.read(most + 1)
-    if len(data) > most:
-        raise OSError(errno.EFBIG, f"it is larger than {most:,} bytes", str(path))
-    return data
 
 
 def write_atomically(path: Path, data: bytes | memoryview, error_type: type[SelfmaskError] = RunWriteError) -> int:

@@ -17,6 +17,7 @@ from selfmask.backbones.loading import resolve, without_weights
 from selfmask.commands.opening import load_embedder
 from selfmask.errors import (
     BadWeightsError,
+    EmbedderError,
     MissingExtraError,
     NotABackboneError,
     SelfmaskError,
@@ -123,8 +124,13 @@ def test_a_mask_is_learned_saved_and_found_again(
     again = MaskedModel.from_pretrained(load_backbone(name, weights=weights).model, tmp_path / "mask.smn").eval()
     with torch.no_grad():
         assert torch.equal(again(images), after)
-        # The file names its backbone; the weights of ours are in a file for open_clip.
-        embedder = load_embedder(tmp_path / "mask.smn", weights=weights)
+        # The file names its backbone, which is not followed unless someone says so: other files say what it is.
+        with pytest.raises(EmbedderError, match="if you trust it, name it yourself: --backbone"):
+            load_embedder(tmp_path / "mask.smn", weights=weights)
+        asked: list[str] = []
+        load_embedder(tmp_path / "mask.smn", weights=weights, may_use=lambda name: not asked.append(name))
+        assert asked == [name]
+        embedder = load_embedder(tmp_path / "mask.smn", backbone=name, weights=weights)
         torch.testing.assert_close(embedder.model.cpu()(images), after)
     assert (embedder.width, embedder.preprocessing) == (WIDTH, backbone.preprocessing)
     assert load_embedder(name, weights=weights).width == WIDTH

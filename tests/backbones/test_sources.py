@@ -1,5 +1,6 @@
 """Where weights come from: caches, real downloads from a server in this process, and no network at all."""
 
+import hashlib
 import socket
 import threading
 import time
@@ -15,7 +16,7 @@ from safetensors.torch import save_file
 
 from selfmask.backbones import TinyResNet, load_backbone, sources
 from selfmask.backbones.sources import HubFile, WebFile, fetch
-from selfmask.errors import WeightsUnavailableError
+from selfmask.errors import BadWeightsError, WeightsUnavailableError
 
 
 class Hub(SimpleHTTPRequestHandler):
@@ -147,3 +148,63 @@ def test_the_publishers_files_in_the_cache_of_torch_hub() -> None:
     assert backbone.preprocessing.std == (0.228, 0.224, 0.225)
     assert torch.equal(backbone.model.state_dict()["layer4.2.conv3.weight"], published["layer4.2.conv3.weight"])
     assert "swav_800ep" in backbone.note
+
+
+# ---- pins ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_download_with_its_hash_in_its_name_is_checked(server: str, tmp_path: Path) -> None:
+    """As torch.hub names its files; another content is not kept."""
+    content = b"weights"
+    digest = hashlib.sha256(content).hexdigest()
+    for name, whole in ((f"net-{digest[:8]}.pth", True), ("net-0123abcd.pth", False)):
+        (tmp_path / "served" / name).write_bytes(content)
+        source = WebFile(f"{server}/{name}")
+        if whole:
+            assert fetch(source, "some/name").read_bytes() == content
+        else:
+            with pytest.raises(WeightsUnavailableError, match="hash"):
+                fetch(source, "some/name")
+            assert source.local() is None
+
+
+def test_a_file_of_the_hub_is_downloaded_at_its_commit(
+    server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(constants, "ENDPOINT", server)
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", server + "/{repo_id}/resolve/{revision}/{filename}")
+    for revision, content in (("main", b"changed"), ("a" * 40, b"pinned")):
+        folder = tmp_path / "served" / "timm" / "x" / "resolve" / revision
+        folder.mkdir(parents=True)
+        (folder / "model.safetensors").write_bytes(content)
+    source = HubFile("timm/x", ("model.safetensors",), "a" * 40)
+    assert f"resolve/{'a' * 40}/" in source.where
+    assert fetch(source, "x").read_bytes() == b"pinned"
+
+
+def test_a_name_with_a_hash_takes_no_other_weights(tmp_path: Path) -> None:
+    from selfmask.backbones import loading
+
+    path = tmp_path / "tiny.safetensors"
+    save_file(TinyResNet().state_dict(), path)
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    backbone = load_backbone(f"selfmask/tiny@sha256:{digest}", weights=path)
+    assert backbone.name == f"selfmask/tiny@sha256:{digest}"
+    assert loading.at_hand(backbone.name, None)
+    for weights in (path, None):
+        with pytest.raises(BadWeightsError, match="not those that were asked for"):
+            load_backbone(f"selfmask/tiny@sha256:{'0' * 64}", weights=weights)
+
+
+def test_a_name_with_a_commit() -> None:
+    from selfmask.backbones.loading import resolve
+    from selfmask.errors import UnknownBackboneError
+
+    commit = "0123456789" * 4
+    source = resolve(f"resnet50.a1_in1k@{commit}").source
+    assert isinstance(source, HubFile)
+    assert source.revision == commit
+    with pytest.raises(UnknownBackboneError, match="@sha256:HASH"):
+        resolve(f"swav/resnet50@{commit}")
+    with pytest.raises(UnknownBackboneError):
+        resolve("resnet50@main")

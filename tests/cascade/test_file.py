@@ -13,10 +13,11 @@ import pytest
 import torch
 
 from selfmask import Cascade
-from selfmask.cascade.file import inspect_cascade, is_cascade, open_cascade
+from selfmask.cascade.file import FORMAT, inspect_cascade, is_cascade, open_cascade
 from selfmask.errors import CorruptCascadeError, MaskFileError, NotAMaskFileError
 from selfmask.maskfile import open_container
 from selfmask.maskfile.container import container_bytes
+from selfmask.maskfile.manifest import hashed_words
 from tests.maskfile.test_opening import Counted
 from tests.training.small import network
 
@@ -115,7 +116,9 @@ def test_the_checks_of_mask_files_hold_for_cascades(file: Path, tmp_path: Path) 
         "expert.1": tensors["expert.1"][None],
     }.items():
         with pytest.raises(CorruptCascadeError):
-            open_cascade(container_bytes({**tensors, name: value}, metadata, hashed=metadata["about"]))
+            open_cascade(
+                container_bytes({**tensors, name: value}, metadata, hashed=hashed_words(FORMAT, "2", metadata["about"]))
+            )
 
 
 def test_what_is_wrong_with_a_mask_names_the_cascade_and_the_mask(file: Path, tmp_path: Path) -> None:
@@ -123,7 +126,9 @@ def test_what_is_wrong_with_a_mask_names_the_cascade_and_the_mask(file: Path, tm
         tensors, metadata = opened.read(), opened.metadata
     del metadata["sha256"]
     tensors["expert.1"][-1] ^= 1  # within the mask file, under a hash of the whole that is right
-    (tmp_path / "b.smn").write_bytes(container_bytes(tensors, metadata, hashed=metadata["about"]))
+    (tmp_path / "b.smn").write_bytes(
+        container_bytes(tensors, metadata, hashed=hashed_words(FORMAT, "2", metadata["about"]))
+    )
     for read in (inspect_cascade, lambda path: Cascade.load(network().eval(), path)):
         with pytest.raises(CorruptCascadeError, match=r"expert 1 in .*b\.smn"):
             read(tmp_path / "b.smn")

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from selfmask import cli
+from selfmask import checked, cli
 from selfmask.errors import RunWriteError
-from selfmask.files import read_bounded, write_atomically
+from selfmask.files import write_atomically
 from tests.cli.inside import selfmask
 from tests.cli.small import SMALL, fine, refused
 
@@ -163,13 +163,13 @@ def test_devices_are_not_replaced_by_files(tmp_path: Path) -> None:
 def test_what_is_read_is_a_file_and_not_too_long(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_bytes(b"12345")
-    assert read_bounded(file, 5) == b"12345"
-    with pytest.raises(OSError, match="larger than 4"):
-        read_bounded(file, 4)
+    assert checked.content(file, most=5) == b"12345"
+    with pytest.raises(ValueError, match="larger than 4"):
+        checked.content(file, most=4)
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "pipe", Path("/dev/zero"), tmp_path):
-        with pytest.raises(OSError, match=r"not a regular file|Is a directory"):
-            read_bounded(path, 4)
+        with pytest.raises((OSError, ValueError), match=r"not a regular file|Is a directory"):
+            checked.content(path, most=4)
 
 
 @pytest.mark.parametrize(

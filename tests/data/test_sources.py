@@ -209,6 +209,12 @@ def test_list_with_odd_names(tmp_path: Path) -> None:
     assert [value(images, i) for i in range(2)] == [0, 1]
 
 
+def test_a_carriage_return_within_a_line(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes(b"a.png,1\nb\rc.png,2\n")
+    with pytest.raises(MalformedDataError, match="line 2 cannot be read"):
+        open_images(tmp_path / "a.csv")
+
+
 def test_malformed_lists(tmp_path: Path) -> None:
     file = tmp_path / "l.txt"
     file.write_text("a.png,1\nb.png\n")

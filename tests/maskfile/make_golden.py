@@ -1,7 +1,7 @@
 """Write the golden files: `python -m tests.maskfile.make_golden`.
 
-Only while format version 1 is not released. Afterwards the files stay as they are for ever, and a change that cannot
-read them needs a new version number, and new files beside the old ones.
+Only while format version 2 is not released. Afterwards the files stay as they are for ever, and a change that cannot
+read them needs a new version number, and new files beside the old ones, as those of version 1 are.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from typing import Any
 import torch
 
 from selfmask import MaskConfig, MaskedModel, get_masked_model
+from selfmask.maskfile import sharing, write_mask_file
 from selfmask.preprocessing import Preprocessing
 
 from . import smn
 from .tiny import Flags, Tiny, flags, images, set_flags, uniform
 
-FOLDER = Path(__file__).parent / "golden"
+FOLDERS = {"1": Path(__file__).parent / "golden", "2": Path(__file__).parent / "golden" / "v2"}
 
 # What each file is there for; masks are `flags(kind)` of every tensor, so that their bits are known without the file.
 GOLDEN: dict[str, dict[str, Any]] = {
@@ -37,6 +38,7 @@ GOLDEN: dict[str, dict[str, Any]] = {
     },
     "head": {"kind": "large", "head": True, "notes": 'Grüße 🐦 "quoted"\n', "statistics": True},
 }
+SHARE = {"licence": "CC-BY-4.0", "data": "50 photos of birds, “my own”\n", "training": {"steps": 10, "views": [2, 0.5]}}
 
 
 def mask_of(kind: str, name: str, index: int) -> Flags:
@@ -71,28 +73,30 @@ def masked_of(name: str) -> MaskedModel:
 
 
 def main() -> None:
-    FOLDER.mkdir(exist_ok=True)
-    expected = {}
+    folder, expected = FOLDERS["2"], {}
+    folder.mkdir(exist_ok=True)
     for name, entry in GOLDEN.items():
-        path = FOLDER / f"{name}.smn"
+        path = folder / f"{name}.smn"
         masked = masked_of(name)
-        reference = FOLDER / f"{entry['relative_to']}.smn" if "relative_to" in entry else None
-        masked.save_pretrained(
-            path, relative_to=reference, head=head() if "head" in entry else None, notes=entry.get("notes", "")
-        )
+        mask = masked.pack(head=head() if "head" in entry else None, notes=entry.get("notes", ""))
+        if "head" in entry:
+            mask = mask.replaced(extensions=sharing(**SHARE))
+        reference = masked_of(entry["relative_to"]).pack() if "relative_to" in entry else None
+        write_mask_file(path, mask, dict(masked.base.named_parameters()), relative_to=reference)
         with torch.no_grad():
             outputs = masked(images())[:, :8].double().tolist()
         masks = smn.parse(path.read_bytes()).manifest["masks"]
         expected[name] = {
             "mask_sha256": masked.pack().sha256,
             "fingerprint": masked.pack().fingerprint,
+            "base_fingerprint": masked.pack().base_fingerprint,
             "codecs": sorted({mask["codec"] for mask in masks.values()}),
             "num_masked": masked.num_masked,
             "active": sum(masked.pack().active.values()),
             "outputs": [[round(value, 7) for value in row] for row in outputs],
         }
         print(f"{path.name:24} {path.stat().st_size:6} bytes  {', '.join(expected[name]['codecs'])}")
-    (FOLDER / "expected.json").write_text(json.dumps(expected, indent=1) + "\n")
+    (folder / "expected.json").write_text(json.dumps(expected, indent=1) + "\n")
 
 
 if __name__ == "__main__":

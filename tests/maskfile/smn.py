@@ -53,8 +53,8 @@ class Smn:
         self.tensors[key] = ("U8", [len(data)], data)
 
 
-def parse(data: bytes) -> Smn:
-    """Take a valid file apart."""
+def parse(data: bytes, words: str = "manifest") -> Smn:
+    """Take a valid file apart; `words` is where its document is."""
     length = int.from_bytes(data[:8], "little")
     header = json.loads(data[8 : 8 + length])
     body = data[8 + length :]
@@ -63,13 +63,13 @@ def parse(data: bytes) -> Smn:
     for key, entry in header.items():
         begin, end = entry["data_offsets"]
         tensors[key] = (entry["dtype"], entry["shape"], body[begin:end])
-    return Smn(metadata, json.loads(metadata["manifest"]), tensors)
+    return Smn(metadata, json.loads(metadata[words]), tensors)
 
 
 def build(smn: Smn, manifest_text: str | None = None) -> bytes:
     """Put a file together, with the content hash that belongs to it; `manifest_text` stands in for the manifest."""
     text = manifest_text if manifest_text is not None else json.dumps(smn.manifest)
-    metadata = {**smn.metadata, "manifest": text, "sha256": content_hash(text, smn.tensors)}
+    metadata = {**smn.metadata, "manifest": text, "sha256": content_hash(hashed(smn.metadata, text), smn.tensors)}
     return assemble(metadata, smn.tensors)
 
 
@@ -86,6 +86,13 @@ def assemble(metadata: Mapping[str, Any], tensors: Mapping[str, Part]) -> bytes:
 def with_header(header: bytes, body: bytes) -> bytes:
     header += b" " * (-len(header) % 8)
     return len(header).to_bytes(8, "little") + header + body
+
+
+def hashed(metadata: Mapping[str, Any], text: str) -> str:
+    """What the content hash covers besides the tensors; since version 2 also format and version."""
+    if metadata.get("version") == "1":
+        return text
+    return f"{metadata.get('format')} {metadata.get('version')}\n{text}"
 
 
 def content_hash(manifest: str, tensors: Mapping[str, Part]) -> str:

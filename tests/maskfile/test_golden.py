@@ -1,8 +1,9 @@
-"""Files written by the first release of format version 1: every later release must read them to the same masks."""
+"""Files written by the first release of each format version: every later one must read them to the same masks."""
 
 from __future__ import annotations
 
 import json
+import warnings
 from typing import Any
 
 import numpy as np
@@ -10,29 +11,38 @@ import pytest
 import torch
 
 from selfmask import MaskConfig, MaskedModel
+from selfmask.errors import BaseWarning, WrongBaseError
 from selfmask.maskfile import inspect_mask_file
 from selfmask.preprocessing import Preprocessing
 
 from . import smn
-from .make_golden import FOLDER, GOLDEN, head, mask_of
+from .make_golden import FOLDERS, GOLDEN, SHARE, head, mask_of
 from .tiny import Tiny, images, uniform
 
-EXPECTED: dict[str, Any] = json.loads((FOLDER / "expected.json").read_text())
+EXPECTED: dict[str, dict[str, Any]] = {
+    version: json.loads((folder / "expected.json").read_text()) for version, folder in FOLDERS.items()
+}
+each = pytest.mark.parametrize(("version", "name"), [(version, name) for version in FOLDERS for name in GOLDEN])
 
 
-def load(name: str) -> MaskedModel:
+def load(version: str, name: str, base: Tiny | None = None) -> MaskedModel:
     reference = GOLDEN[name].get("relative_to")
-    relative_to = None if reference is None else FOLDER / f"{reference}.smn"
-    return MaskedModel.from_pretrained(Tiny(), FOLDER / f"{name}.smn", relative_to=relative_to)
+    folder = FOLDERS[version]
+    relative_to = None if reference is None else folder / f"{reference}.smn"
+    with warnings.catch_warnings():
+        if version == "1":
+            warnings.simplefilter("ignore", BaseWarning)
+        return MaskedModel.from_pretrained(base or Tiny(), folder / f"{name}.smn", relative_to=relative_to)
 
 
-@pytest.mark.parametrize("name", GOLDEN)
-def test_golden_file(name: str) -> None:
+@each
+def test_golden_file(version: str, name: str) -> None:
     """Loads, with the bits and outputs recorded when it was written."""
-    masked, expected = load(name), EXPECTED[name]
+    masked, expected = load(version, name), EXPECTED[version][name]
     mask = masked.pack()
     assert mask.sha256 == expected["mask_sha256"]
     assert mask.fingerprint == expected["fingerprint"]
+    assert mask.base_fingerprint == expected.get("base_fingerprint")
     assert masked.num_masked == expected["num_masked"]
     assert sum(mask.active.values()) == expected["active"]
     assert MaskConfig.from_dict(mask.config) == MaskConfig(**GOLDEN[name].get("config", {}))
@@ -41,44 +51,51 @@ def test_golden_file(name: str) -> None:
     torch.testing.assert_close(outputs, torch.tensor(expected["outputs"]), atol=2e-5, rtol=2e-5)
 
 
-def independent(name: str) -> dict[str, list[int]]:
+def independent(version: str, name: str) -> dict[str, list[int]]:
     """The bits of a golden file, and its hashes checked, by the reader that shares no code with the library."""
-    file = smn.parse((FOLDER / f"{name}.smn").read_bytes())
-    manifest, base = file.manifest, Tiny()
+    file = smn.parse((FOLDERS[version] / f"{name}.smn").read_bytes())
+    manifest, base, expected = file.manifest, Tiny(), EXPECTED[version][name]
     weights = {key: base.get_parameter(key).detach() for key in manifest["masks"]}
     parts = {key: ("float32", list(weight.shape), weight.numpy().tobytes()) for key, weight in weights.items()}
-    assert {key: file.metadata[key] for key in ("format", "version")} == {"format": "selfmask", "version": "1"}
-    assert smn.base_hash(parts) == EXPECTED[name]["fingerprint"] == manifest["fingerprint"]
-    assert smn.content_hash(file.metadata["manifest"], file.tensors) == file.metadata["sha256"]
+    assert {key: file.metadata[key] for key in ("format", "version")} == {"format": "selfmask", "version": version}
+    assert smn.base_hash(parts) == expected["fingerprint"] == manifest["fingerprint"]
+    words = smn.hashed(file.metadata, file.metadata["manifest"])
+    assert smn.content_hash(words, file.tensors) == file.metadata["sha256"]
+    if version != "1":
+        state = {key: value for key, value in base.state_dict().items() if not key.endswith("num_batches_tracked")}
+        whole = {key: ("float32", list(value.shape), value.numpy().tobytes()) for key, value in state.items()}
+        assert smn.base_hash(whole) == expected["base_fingerprint"] == manifest["base_fingerprint"]
+        assert (manifest["base_tensors"], manifest["tables_fingerprint"]) == (len(state), None)
     magnitudes = {key: weight.abs().flatten().tolist() for key, weight in weights.items()}
     carry = {key: [all_[i] for i in smn.chosen(key, all_, manifest["config"])] for key, all_ in magnitudes.items()}
     coded = {key: (entry["codec"], file.tensors[f"mask.{key}"][2]) for key, entry in manifest["masks"].items()}
     bits = smn.decode(coded, file.tensors.get("lzma", ("U8", [0], b""))[2], carry)
     if manifest["relative_to"]:
-        reference = independent(GOLDEN[name]["relative_to"])
+        reference = independent(version, GOLDEN[name]["relative_to"])
         assert smn.mask_hash(reference) == manifest["relative_to"]
         same = {key: zip(values, reference[key], strict=True) for key, values in bits.items()}
         bits = {key: [1 - (a ^ b) for a, b in pairs] for key, pairs in same.items()}
-    assert smn.mask_hash(bits) == EXPECTED[name]["mask_sha256"] == manifest["mask_sha256"]
+    assert smn.mask_hash(bits) == expected["mask_sha256"] == manifest["mask_sha256"]
     return bits
 
 
-@pytest.mark.parametrize("name", GOLDEN)
-def test_an_independent_reader_reads_it(name: str) -> None:
+@each
+def test_an_independent_reader_reads_it(version: str, name: str) -> None:
     """What `docs/format.md` says is what the files hold."""
-    bits = independent(name)
+    bits = independent(version, name)
     assert {key: smn.packed(values) for key, values in bits.items()} == {
-        key: values.tobytes() for key, values in load(name).pack().bits.items()
+        key: values.tobytes() for key, values in load(version, name).pack().bits.items()
     }
 
 
 @pytest.mark.parametrize("name", [name for name, entry in GOLDEN.items() if entry["kind"] != "scores"])
-def test_golden_bits_follow_their_formula(name: str) -> None:
+@pytest.mark.parametrize("version", FOLDERS)
+def test_golden_bits_follow_their_formula(version: str, name: str) -> None:
     """The masks are known without the files and without the library."""
     base = Tiny()
     config = {"fraction": 1.0, "fraction_by": "random", **GOLDEN[name].get("config", {})}
     names = [key for key, _ in base.named_parameters() if not key.startswith("norm")]
-    mask = load(name).pack()
+    mask = load(version, name).pack()
     assert mask.bits.keys() == set(names)
     for i, key in enumerate(names):
         on = mask_of(GOLDEN[name]["kind"], key, i)
@@ -86,8 +103,9 @@ def test_golden_bits_follow_their_formula(name: str) -> None:
         np.testing.assert_array_equal(np.unpackbits(mask.bits[key], count=len(places)), on[places])
 
 
-def test_golden_words_and_head() -> None:
-    mask = load("head").pack()
+@pytest.mark.parametrize("version", FOLDERS)
+def test_golden_words_and_head(version: str) -> None:
+    mask = load(version, "head").pack()
     assert mask.notes == 'Grüße 🐦 "quoted"\n'
     assert mask.base_name == "tiny.golden"
     assert mask.preprocessing == Preprocessing((9, 9), (0.1, 0.2, 0.3), (0.5, 0.25, 1 / 3), "bicubic")
@@ -96,24 +114,70 @@ def test_golden_words_and_head() -> None:
         torch.equal(mask.head[key], value) and mask.head[key].dtype == value.dtype for key, value in head().items()
     )
     assert torch.equal(mask.norm["norm.running_mean"], torch.from_numpy(uniform(8, seed=90)).float())
+    assert {name: each.words for name, each in mask.extensions.items()} == ({} if version == "1" else {"share": SHARE})
 
 
-def test_the_golden_files_cover_the_format() -> None:
-    codecs = {codec for entry in EXPECTED.values() for codec in entry["codecs"]}
+@pytest.mark.parametrize("version", FOLDERS)
+def test_the_golden_files_cover_the_format(version: str) -> None:
+    expected, folder = EXPECTED[version], FOLDERS[version]
+    codecs = {codec for entry in expected.values() for codec in entry["codecs"]}
     assert codecs == {"raw", "rice", "lzma"}
     for name in ("raw", "rice", "lzma"):
-        assert name in EXPECTED[name]["codecs"]
-    manifests = {name: inspect_mask_file(FOLDER / f"{name}.smn")[0] for name in GOLDEN}
-    assert manifests["relative"].relative_to == EXPECTED["raw"]["mask_sha256"]
+        assert name in expected[name]["codecs"]
+    manifests = {name: inspect_mask_file(folder / f"{name}.smn")[0] for name in GOLDEN}
+    assert {manifest.version for manifest in manifests.values()} == {version}
+    assert manifests["relative"].relative_to == expected["raw"]["mask_sha256"]
     assert manifests["frozen"].norm_fingerprint
-    rice = smn.parse((FOLDER / "rice.smn").read_bytes()).tensors["mask.conv2.weight"][2]
+    rice = smn.parse((folder / "rice.smn").read_bytes()).tensors["mask.conv2.weight"][2]
     assert rice[0] & 0x7F, "a rice code with classes by |w|"
-    assert {path.stem for path in FOLDER.glob("*.smn")} == set(GOLDEN) == set(EXPECTED)
-    assert sum(path.stat().st_size for path in FOLDER.iterdir()) < 60_000
+    assert {path.stem for path in folder.glob("*.smn")} == set(GOLDEN) == set(expected)
+    assert sum(path.stat().st_size for path in folder.iterdir() if path.is_file()) < 60_000
 
 
 def test_the_base_is_the_same_for_ever() -> None:
     """If this fails, the other failures of this file mean nothing: the base changed, not the reader."""
     weights = {key: w.detach() for key, w in Tiny().named_parameters() if not key.startswith("norm")}
     parts = {key: ("float32", list(w.shape), w.numpy().tobytes()) for key, w in weights.items()}
-    assert smn.base_hash(parts) == EXPECTED["raw"]["fingerprint"]
+    assert smn.base_hash(parts) == EXPECTED["1"]["raw"]["fingerprint"]
+
+
+# ---- what version 1 does not check ------------------------------------------------------------------------------
+
+
+def elsewhere() -> Tiny:
+    """The right masked weights, and another norm layer."""
+    base = Tiny()
+    with torch.no_grad():
+        base.norm.weight.add_(0.25)
+    return base
+
+
+def test_version_1_says_what_was_not_checked() -> None:
+    with pytest.warns(BaseWarning, match=r"only the 5 masked tensors .* not the other 4 \(norm layers"):
+        MaskedModel.from_pretrained(elsewhere(), FOLDERS["1"] / "raw.smn")
+    with pytest.raises(WrongBaseError, match="another beside them"):
+        load("2", "raw", elsewhere())
+
+
+def test_version_1_is_verified_as_before() -> None:
+    for version in FOLDERS:
+        with pytest.raises(WrongBaseError, match="other weights"):
+            load(version, "raw", Tiny(seed=1))
+    other = Tiny()
+    with torch.no_grad():
+        other.norm.running_mean.add_(1)
+    for version in FOLDERS:  # a mask that keeps the base's statistics
+        with pytest.raises(WrongBaseError, match="batch-norm statistics"):
+            load(version, "frozen", other)
+
+
+def test_a_mask_of_version_1_that_is_saved_again_claims_no_more_than_it_did() -> None:
+    """What the base was beside the masked weights is known no better for being written anew."""
+    data = load("1", "raw").mask_bytes()
+    assert inspect_mask_file(data)[0].version == "2"
+    with pytest.warns(BaseWarning, match="could be checked"):
+        MaskedModel.from_pretrained(elsewhere(), data)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", BaseWarning)
+        trained = MaskedModel.from_pretrained(Tiny(), FOLDERS["1"] / "raw.smn", is_trainable=True)
+    assert trained.pack().base_fingerprint == EXPECTED["2"]["raw"]["base_fingerprint"]

@@ -20,8 +20,9 @@ from selfmask import MaskedModel
 from selfmask.errors import ConfigError, CorruptMaskFileError, MaskFileError, NotAMaskFileError, WrongBaseError
 from selfmask.maskfile import MaskSource, OpenedMask, container, inspect_mask_file, open_container
 from selfmask.maskfile.container import MAX_HEADER, container_bytes, content_hash
+from tests.fuzzing import masks as fuzzed
 
-from . import smn, test_fuzz
+from . import smn
 from .tiny import Tiny, masked_with
 
 
@@ -336,7 +337,7 @@ def test_whatever_opens_is_a_safetensors_file(kind: str, tmp_path: Path) -> None
     """The library is the second opinion: what we take, it takes, and finds the same in it."""
     taken = 0
     for number in range(300):
-        data = test_fuzz.MUTATIONS[kind][0](random.Random(f"opinion/{kind}/{number}"))[0]
+        data = fuzzed.MUTATIONS[kind][0](random.Random(f"opinion/{kind}/{number}"))[0]
         try:
             opened = open_container(data)
         except MaskFileError:

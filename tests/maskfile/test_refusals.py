@@ -26,6 +26,7 @@ from selfmask.errors import (
 )
 from selfmask.maskfile import inspect_mask_file
 
+from ..cli.inside import selfmask
 from . import smn
 from .tiny import Tiny, flags, masked_with
 
@@ -211,7 +212,7 @@ ENTRY = ("masks", "conv1.weight")
 HUGE = 10**400  # json reads it, float() does not
 CASES: dict[str, tuple[Edit, Kind]] = {
     "another format": (metadata(format="lora"), NotAMaskFileError),
-    "a later version": (metadata(version="2"), UnsupportedVersionError),
+    "a later version": (metadata(version="3"), UnsupportedVersionError),
     "no such version": (metadata(version=""), UnsupportedVersionError),
     "an unknown codec": (setting(*ENTRY, "codec", to="zstd-99"), UnsupportedVersionError),
     "a mask tensor is missing": (removing("mask.conv1.weight"), CorruptMaskFileError),
@@ -413,6 +414,33 @@ def test_many_tensors_cost_no_minutes(whole: bytes, tmp_path: Path) -> None:
     start = time.process_time()
     refused(tmp_path / "a.smn", CorruptMaskFileError)
     assert time.process_time() - start < 5
+
+
+def with_layers(whole: bytes, count: int) -> bytes:
+    file = smn.parse(whole)
+    for i in range(count):
+        file.manifest["masks"][f"layer{i}.weight"] = {"shape": [8], "bits": 8, "active": 4, "codec": "raw"}
+        file.tensors[f"mask.layer{i}.weight"] = ("U8", [1], b"\x0f")
+    return smn.build(file)
+
+
+def test_many_layers_cost_no_minutes(whole: bytes, tmp_path: Path) -> None:
+    """Thirty thousand took 46 s to show: they are refused, and as many as are allowed are shown in part."""
+    for count, code in ((30_000, 2), (9_900, 0)):
+        (tmp_path / "a.smn").write_bytes(with_layers(whole, count))
+        start = time.process_time()
+        done = selfmask("inspect", tmp_path / "a.smn")
+        assert done.returncode == code
+        assert time.process_time() - start < 5
+    assert "more: see --json" in done.stdout
+
+
+def test_files_that_are_no_ordinary_ones_are_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in ("/proc/self/mem", tmp_path / "pipe", "/dev/zero"):
+        done = selfmask("inspect", path)
+        assert done.returncode == 2
+        assert "Traceback" not in done.stderr
 
 
 def test_inspect_checks_without_the_base(whole: bytes, tmp_path: Path) -> None:

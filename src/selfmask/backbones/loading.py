@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import re
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 from torch import nn
 
-from ..errors import NotABackboneError, UnknownBackboneError, WeightsUnavailableError
+from ..errors import NotABackboneError, UnknownBackboneError, WeightsUnavailableError, WrongBaseError
 from ..preprocessing import Preprocessing
 from . import clip, publishers, timm_models, tiny, transformers_clip
 from .recipe import Recipe
-from .sources import InstalledFile, fetch
+from .sources import HubFile, InstalledFile, check_sha256, fetch
 from .weights import load_weights
 
 TINY = "selfmask/tiny"
 _SEED = 0
+_PIN = re.compile(r"(.+)@(?:sha256:([0-9a-f]{64})|([0-9a-f]{40}))")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,15 +37,26 @@ class Backbone:
     """Where the weights came from."""
 
 
-def load_backbone(name: str, *, weights: Path | None = None, pretrained: bool = True) -> Backbone:
+def load_backbone(
+    name: str,
+    *,
+    weights: Path | None = None,
+    pretrained: bool = True,
+    shapes: Mapping[str, tuple[int, ...]] | None = None,
+) -> Backbone:
     """The backbone of that name with its published weights, with those of a file, or with random ones.
 
     `name` is any name of timm (`resnet50`, `vit_small_patch16_224.dino`), `swav/resnet50`, `dino/resnet50`,
-    `open_clip/ARCH`, `open_clip/ARCH:TAG`, `transformers/FOLDER`, `transformers/OWNER/NAME` or `selfmask/tiny`.
+    `open_clip/ARCH`, `open_clip/ARCH:TAG`, `transformers/FOLDER`, `transformers/OWNER/NAME` or `selfmask/tiny`; with
+    `@sha256:HASH` behind it, only a file of weights with that hash will do, with `@COMMIT`, that of the hub.
     `weights` is a .safetensors, .pt or .pth file; code in it is never run. Published weights that are not on this
-    machine are downloaded; random ones are always the same.
+    machine are downloaded; random ones are always the same. `shapes` are tensors that it must have: a network without
+    them is refused before anything is downloaded, read or given memory.
     """
     recipe = resolve(name)
+    outline = without_weights(recipe)
+    _check_shapes(outline, shapes or {}, name)
+    width = output_width(outline, recipe, name)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(_SEED)
         model, note = _with_weights(name, recipe, None if weights is None else Path(weights), pretrained)
@@ -56,11 +70,47 @@ def load_backbone(name: str, *, weights: Path | None = None, pretrained: bool = 
         "std": preprocessing.std,
         "interpolation": preprocessing.interpolation,
     }
-    return Backbone(name, model, preprocessing, output_width(without_weights(recipe), recipe, name), note)
+    return Backbone(name, model, preprocessing, width, note)
+
+
+def at_hand(name: str, weights: Path | None) -> bool:
+    """Whether a name that only a file gives may be followed without asking anyone.
+
+    It may where its architecture is ours or timm's, built by installed code alone, and its weights are on this machine
+    already, or in a file that is given. What lies in a folder or a repository that the name points to, in a cache of
+    those too, may not: those files say what is built.
+    """
+    if name.startswith((clip.PREFIX, transformers_clip.PREFIX)):
+        return False
+    source = resolve(name).source
+    return weights is not None or (source is not None and source.local() is not None)
+
+
+def _check_shapes(outline: nn.Module, shapes: Mapping[str, tuple[int, ...]], name: str) -> None:
+    own = outline.state_dict()
+    for key, shape in shapes.items():
+        found = tuple(own[key].shape) if key in own else "no such tensor"
+        if found != shape:
+            raise WrongBaseError(
+                f"the file was made for another backbone than {name}",
+                expected=f"{key[:200]} of shape {shape}",
+                found=found,
+                todo="name the backbone it was made for: --backbone NAME",
+            )
 
 
 def resolve(name: str) -> Recipe:
     """What the name stands for; nothing is built, and no weights are downloaded or read."""
+    if (pinned := _PIN.fullmatch(name)) is not None:
+        recipe = resolve(pinned[1])
+        if pinned[2]:
+            return dataclasses.replace(recipe, sha256=pinned[2])
+        if not isinstance(recipe.source, HubFile):
+            raise UnknownBackboneError(
+                f"the weights of {pinned[1]} are not on the Hugging Face hub, so they have no commit",
+                todo=f"give their hash instead: {pinned[1]}@sha256:HASH",
+            )
+        return dataclasses.replace(recipe, source=dataclasses.replace(recipe.source, revision=pinned[3]))
     if name == TINY:
         return _tiny()
     recipe = publishers.resolve(name) or clip.resolve(name) or transformers_clip.resolve(name)
@@ -73,6 +123,12 @@ def resolve(name: str) -> Recipe:
         expected=f"a name such as {', '.join(closest(name, known) or known[:3])}",
         todo="list names with `selfmask backbones PATTERN`",
     )
+
+
+def unpinned(name: str) -> str:
+    """The name without what says which file of weights is meant."""
+    pinned = _PIN.fullmatch(name)
+    return name if pinned is None else pinned[1]
 
 
 def closest(name: str, known: list[str]) -> list[str]:
@@ -106,6 +162,7 @@ def output_width(model: nn.Module, recipe: Recipe, name: str) -> int:
 
 def _with_weights(name: str, recipe: Recipe, weights: Path | None, pretrained: bool) -> tuple[nn.Module, str]:
     if weights is not None:
+        check_weights(recipe, weights, name)
         model = recipe.build()
         load_weights(model, weights, name, recipe.translate(model))
         return model, f"weights from {weights}"
@@ -117,7 +174,14 @@ def _with_weights(name: str, recipe: Recipe, weights: Path | None, pretrained: b
             todo=f"pass a file as --weights (in Python: weights=), or choose from `selfmask backbones {name}`",
         )
     path = fetch(recipe.source, name)
+    check_weights(recipe, path, name)
     return recipe.load(path), f"weights from {recipe.source.where}"
+
+
+def check_weights(recipe: Recipe, path: Path, name: str) -> None:
+    """That a file is the one that the name asks for, if it does."""
+    if recipe.sha256 is not None and path.is_file():
+        check_sha256(path, recipe.sha256, name)
 
 
 def _tiny() -> Recipe:

@@ -26,6 +26,8 @@ class Recipe:
     """The network with the weights that `source` gives."""
     translate: Callable[[nn.Module], Callable[[StateDict], StateDict] | None] = lambda model: None
     """For this network, what maps the names in other publishers' files to its own."""
+    sha256: str | None = None
+    """Of the file that its weights must come from, whoever gives it; None if nobody said."""
 
 
 @dataclasses.dataclass(frozen=True)

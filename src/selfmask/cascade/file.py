@@ -18,23 +18,27 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .. import checked
 from ..errors import (
     CorruptCascadeError,
     CorruptMaskFileError,
     MaskFileError,
     NotAMaskFileError,
     RelativeMaskError,
-    UnsupportedVersionError,
 )
 from ..files import write_atomically
-from ..maskfile import Container, Manifest, OpenedMask, Source, open_container
+from ..maskfile import Container, Extension, Manifest, OpenedMask, Source, open_container
 from ..maskfile.container import container_bytes
+from ..maskfile.extensions import PREFIX, owner, parse_extensions
+from ..maskfile.manifest import VERSION, check_version, hashed_words
 from .combination import COMBINATIONS, Combination
 from .config import MAX_EXPERTS
 from .router import Router
 
-FORMAT, VERSION = "selfmask-cascade", "1"
-_TYPES = {"U8", "I8", "F16", "F32"}
+FORMAT = "selfmask-cascade"
+"""Its version is that of mask files."""
+_TYPES = {"router.mean": "F16", "router.components": "F16"} | {f"{name}.codes": "I8" for name in COMBINATIONS}
+"""Of tensors that are neither masks (U8) nor of 32 bits."""
 _MAX_WIDTH, _MAX_WORD = 1 << 20, 200
 
 
@@ -49,6 +53,17 @@ class CascadeAbout:
     manifest: Manifest
     """Of the dispatcher's mask: base, preprocessing and so on."""
     parts: dict[str, int]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Words:
+    """The short document of a cascade."""
+
+    creator: str
+    experts: int
+    width: int
+    settings: dict[str, Any]
+    extensions: dict[str, Extension] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,23 +118,24 @@ def write_cascade(
             "experts": len(masks) - 1,
             "width": width,
             "settings": dict(settings),
+            "extensions": {},
         },
         sort_keys=True,
     )
     metadata = {"format": FORMAT, "version": VERSION, "about": about}
-    return write_atomically(Path(path), container_bytes(tensors, metadata, hashed=about))
+    return write_atomically(Path(path), container_bytes(tensors, metadata, hashed=hashed_words(FORMAT, VERSION, about)))
 
 
 def open_cascade(source: Source | Container) -> OpenedCascade:
     """Read a cascade file once, into memory. Whatever is wrong is found here; with its masks, when they are read."""
     with open_container(source) as file:
         about = _about(file.name, file.metadata)
-        _check_table(file, about["experts"])
+        _check_table(file, about)
         try:
-            tensors = file.read(file.metadata["about"])
+            tensors = file.read(hashed_words(FORMAT, file.metadata["version"], file.metadata["about"]))
         except CorruptMaskFileError as error:
             raise CorruptCascadeError(error.what, expected=error.expected, found=error.found) from error
-    experts, width = about["experts"], about["width"]
+    experts, width = about.experts, about.width
     groups = {name: _group(tensors, name) for name in ("router", *COMBINATIONS)}
     keys = _masks(experts)
     masks = []
@@ -128,8 +144,8 @@ def open_cascade(source: Source | Container) -> OpenedCascade:
             masks.append(OpenedMask(tensors[key].numpy().data))
     return OpenedCascade(
         file.name,
-        about["creator"],
-        about["settings"],
+        about.creator,
+        about.settings,
         masks,
         Router.of(groups["router"], width, experts),
         {name: Combination.of(groups[name], width, experts) for name in COMBINATIONS},
@@ -166,51 +182,57 @@ def _group(tensors: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
     return {key.removeprefix(f"{name}."): value for key, value in tensors.items() if key.startswith(f"{name}.")}
 
 
-def _check_table(file: Container, experts: int) -> None:
-    """Before any of them is read: the tensors are those of a cascade, as far as their names and types tell."""
-    if odd := {stored.dtype for stored in file.table.values()} - _TYPES:
-        raise CorruptCascadeError(
-            "the file contains tensors of an unexpected type", expected=sorted(_TYPES), found=sorted(odd)
-        )
-    masks = set(_masks(experts))
+def _check_table(file: Container, about: _Words) -> None:
+    """Before any of them is read: the tensors are those of a cascade, as far as names, types and sizes tell."""
+    masks, names = set(_masks(about.experts)), ("router", *COMBINATIONS)
     if missing := sorted(masks - set(file.table)):
         raise CorruptCascadeError(
             "masks are missing from the file", expected=missing[0], found=f"{len(missing)} missing"
         )
-    names = ("router", *COMBINATIONS)
-    if extra := [key for key in file.table if key not in masks and key.partition(".")[0] not in names]:
+    for key, stored in file.table.items():
+        if key.partition(".")[0] in names and stored.dtype != (wanted := _TYPES.get(key, "F32")):
+            raise CorruptCascadeError(f"{key[:200]} has an unexpected type", expected=wanted, found=stored.dtype)
+    others = [key for key in file.table if key not in masks and key.partition(".")[0] not in names]
+    if extra := [key for key in others if owner(key) not in about.extensions]:
         raise CorruptCascadeError("the file contains tensors that do not belong in it", found=extra[0][:200])
+    size = sum(stored.nbytes for key, stored in file.table.items() if key.startswith(PREFIX))
+    if size > (most := sum(file.table[key].nbytes for key in masks)):
+        raise CorruptCascadeError("the extensions of the file are too large", expected=f"at most {most}", found=size)
     if odd_masks := [key for key in masks if file.table[key].dtype != "U8" or len(file.table[key].shape) != 1]:
         raise CorruptCascadeError("a mask in the file is not a mask file", found=min(odd_masks))
 
 
-def _about(name: str, metadata: Mapping[str, str]) -> dict[str, Any]:
+def _about(name: str, metadata: Mapping[str, str]) -> _Words:
     if metadata.get("format") != FORMAT:
         raise NotAMaskFileError(
             f"{name} is not a cascade file",
             expected=f'metadata "format": "{FORMAT}"',
-            found=str(metadata.get("format")),
+            found=str(metadata.get("format"))[:200],
         )
-    if metadata.get("version") != VERSION:
-        raise UnsupportedVersionError(
-            "this release cannot read the format version of this cascade",
-            expected=VERSION,
-            found=str(metadata.get("version"))[:200],
-            todo="upgrade selfmask",
-        )
+    version = metadata.get("version", "")
+    check_version("cascade", version)
     try:
-        about = json.loads(metadata["about"])
-        experts, width, creator, settings = (about[key] for key in ("experts", "width", "creator", "settings"))
-        if type(experts) is not int or type(width) is not int or type(creator) is not str or type(settings) is not dict:
-            raise TypeError("wrong type")
-        if not (1 <= experts <= MAX_EXPERTS and 1 <= width <= _MAX_WIDTH):
-            raise ValueError(f"{experts} experts of width {width}")
-        words = [creator, *settings, *(value for value in settings.values() if not isinstance(value, int | float))]
-        if not all(isinstance(word, str) and word.isprintable() and len(word) < _MAX_WORD for word in words):
-            raise ValueError("text that cannot be displayed")
-    except (KeyError, TypeError, ValueError, RecursionError) as error:
-        raise CorruptCascadeError("the metadata of the cascade is damaged", found=repr(error)[:200]) from error
-    return {"experts": experts, "width": width, "creator": creator, "settings": settings}
+        fields = checked.mapping(checked.document(checked.member(metadata, "about")))
+        return _Words(
+            checked.printable(checked.member(fields, "creator"), most=_MAX_WORD),
+            checked.count(checked.member(fields, "experts"), least=1, most=MAX_EXPERTS),
+            checked.count(checked.member(fields, "width"), least=1, most=_MAX_WIDTH),
+            {
+                checked.printable(key, most=_MAX_WORD): _setting(value)
+                for key, value in checked.mapping(checked.member(fields, "settings")).items()
+            },
+            {} if version == "1" else parse_extensions(checked.member(fields, "extensions")),
+        )
+    except ValueError as error:
+        raise CorruptCascadeError("the metadata of the cascade is damaged", found=str(error)[:200]) from error
+
+
+def _setting(value: object) -> str | float:
+    """A word or a number; whole numbers and flags as they are."""
+    if isinstance(value, str):
+        return checked.printable(value, most=_MAX_WORD)
+    checked.number(int(value) if isinstance(value, bool) else value)
+    return value  # type: ignore[return-value]
 
 
 @contextmanager

@@ -109,15 +109,16 @@ class Cascade(nn.Module):
         )
 
     @staticmethod
-    def load(model: nn.Module, path: Source | OpenedCascade) -> Cascade:
+    def load(model: nn.Module, path: Source | OpenedCascade, *, size: int | None = None) -> Cascade:
         """Load a cascade from a file onto its base, in eval mode. Loading never executes code from the file.
 
-        `path` may also be the bytes of a file, or an open file (`cascade.file.OpenedCascade`).
+        `path` may also be the bytes of a file, or an open file (`cascade.file.OpenedCascade`). `size` is that of the
+        images, where it is to be another than the file says, or far larger than the base's own.
         """
         opened = path if isinstance(path, OpenedCascade) else open_cascade(path)
         first, *others = opened.masks
         with opened.reading(0):
-            masked = MaskedModel.from_pretrained(model, first, name=DISPATCHER)
+            masked = MaskedModel.from_pretrained(model, first, name=DISPATCHER, size=size)
         for number, mask in enumerate(others):
             with opened.reading(1 + number):
                 masked.load_mask(mask, expert_name(number))

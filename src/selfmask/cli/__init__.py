@@ -17,7 +17,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from ..errors import InterruptedRunError, SelfmaskError
+from ..errors import BaseWarning, InterruptedRunError, SelfmaskError
 from ..memory import keep_memory
 from ..plain import plain
 from .console import error_as_json, print_error, print_json, show_warning
@@ -115,6 +115,7 @@ def app() -> None:
             stream.reconfigure(errors="backslashreplace")
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module="PIL")  # about odd files; what cannot be read is counted and listed
+        warnings.simplefilter("default", BaseWarning)
         warnings.showwarning = show_warning
         try:
             _run()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -238,7 +237,9 @@ def _job(folder: Path, asked: Asked[CascadeNames, CascadeConfig], say: Callable[
 
 
 def _show(console: Console, folder: Path, as_json: bool, seconds: float) -> None:
-    result = json.loads((folder / RunFile.RESULT).read_text())
+    from ..training import RunFolder
+
+    result = RunFolder.read_json(folder / RunFile.RESULT)
     if as_json:
         print_json(result)
         return

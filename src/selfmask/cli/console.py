@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 import warnings
 from collections.abc import Iterable, Mapping
@@ -14,7 +15,7 @@ from rich.console import ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.text import Text
 
-from ..errors import SelfmaskError
+from ..errors import BaseWarning, SelfmaskError
 from ..plain import plain
 
 _INSTEAD = str.maketrans({"█": "#", "·": ".", "±": "+-", "…": "..."})
@@ -75,7 +76,11 @@ def show_warning(
     file: TextIO | None = None,
     line: str | None = None,
 ) -> None:
-    """In place of `warnings.showwarning`."""
+    """In place of `warnings.showwarning`: our own in a line, without the place in the code."""
+    if issubclass(category, BaseWarning):
+        if os.environ.get("RANK", "0") == "0":
+            Console(stderr=True).print(Text.assemble(("warning:", "bold yellow"), f" {message}"), soft_wrap=True)
+        return
     text = warnings.formatwarning(message, category, filename, lineno, line)
     (file or sys.stderr).write(plain(text, keep="\n"))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -76,8 +77,13 @@ def embed(
     ] = Combination.conditional,
     scale: UseScale = None,
     max_pixels: UseMaxPixels = None,
-    backbone: Annotated[str | None, typer.Option(help="Backbone of the mask, if its file does not name it.")] = None,
+    backbone: Annotated[
+        str | None, typer.Option(help="Backbone of the mask, if its file does not name one at hand.")
+    ] = None,
     weights: Annotated[Path | None, typer.Option(help="File with the backbone's weights.")] = None,
+    size: Annotated[
+        int | None, typer.Option(min=1, help="Image size.", show_default="as stored with the mask or backbone")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a summary as one JSON object.")] = False,
 ) -> None:
     """Turn images into vectors: write file names and float32 vectors to one file.
@@ -92,7 +98,7 @@ def embed(
 
     console = Console(stderr=as_json)
 
-    embedder = load_embedder(what, backbone=backbone, weights=weights)
+    embedder = load_embedder(what, backbone=backbone, weights=weights, size=size, may_use=may_use)
     if isinstance(cascade := embedder.model, Cascade):
         cascade.scale = cascade.scale if scale is None else scale.value
         embedder = dataclasses.replace(embedder, variant=combination.value)
@@ -134,6 +140,14 @@ def list_bad(out: Path, written: Written) -> Path | None:
         return None
     listed.write_text("".join(f"{plain(name)}\t{plain(why)}\n" for name, why in written.bad), encoding="utf-8")
     return listed
+
+
+def may_use(name: str) -> bool:
+    """Whether a backbone that only a file names may be downloaded or built: asked at a terminal; elsewhere, no."""
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return False
+    what = f"The file was made for the backbone {name[:200]!r}, which would be downloaded or built from other files."
+    return typer.confirm(f"{what} Use it?", default=False, err=True)
 
 
 @contextmanager

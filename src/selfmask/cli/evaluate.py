@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 
 from .console import Console, print_json
-from .embed import UseMaxPixels, UseScale, progress_on, say_scale
+from .embed import UseMaxPixels, UseScale, may_use, progress_on, say_scale
 
 if TYPE_CHECKING:
     from ..evaluation.measuring import Evaluation, Measured
@@ -56,8 +56,13 @@ def evaluate(
     ] = None,
     scale: UseScale = None,
     max_pixels: UseMaxPixels = None,
-    backbone: Annotated[str | None, typer.Option(help="Backbone of the mask, if its file does not name it.")] = None,
+    backbone: Annotated[
+        str | None, typer.Option(help="Backbone of the mask, if its file does not name one at hand.")
+    ] = None,
     weights: Annotated[Path | None, typer.Option(help="File with the backbone's weights.")] = None,
+    size: Annotated[
+        int | None, typer.Option(min=1, help="Image size.", show_default="as stored with the mask or backbone")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print all results as one JSON object.")] = False,
 ) -> None:
     """Measure accuracy on labelled images: of the frozen backbone, and of the mask or cascade.
@@ -82,7 +87,7 @@ def evaluate(
     train, test, divided = open_split(data, max_pixels=MAX_PIXELS if max_pixels is None else max_pixels)
     if not divided:
         say("the data has no train and test splits: a fixed fifth of each class is held out for testing")
-    embedder = load_embedder(what, backbone=backbone, weights=weights)
+    embedder = load_embedder(what, backbone=backbone, weights=weights, size=size, may_use=may_use)
     if isinstance(cascade := embedder.model, Cascade):
         cascade.scale = cascade.scale if scale is None else scale.value
         say_scale(cascade, say)

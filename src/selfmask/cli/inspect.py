@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from ..maskfile import Manifest
 
 _BAR = 24
+_MOST = 500  # layers in the table: each takes a millisecond to draw, and nobody reads more
 
 
 def inspect(
@@ -75,11 +77,13 @@ def _show(console: Console, file: Path, manifest: Manifest, summary: dict[str, A
         sizes.add_row(what, f"{number:,}", f"{number / max(size['float32'], 1):.2%}")
     console.print(sizes)
     layers = Table("layer", "weights", "active", "", "codec", title="share of active weights", title_justify="left")
-    for name, entry in manifest.masks.items():
+    for name, entry in islice(manifest.masks.items(), _MOST):
         share = entry.active / entry.bits if entry.bits else 1.0
         filled = round(_BAR * share)
         bar = "█" * filled + "·" * (_BAR - filled)
         layers.add_row(name, f"{entry.bits:,}", f"{share:.2%}", bar, entry.codec)
+    if (more := len(manifest.masks) - _MOST) > 0:
+        layers.add_row(f"and {more:,} more: see --json", "", "", "", "")
     console.print(layers)
     facts = Table.grid(padding=(0, 2))
     prepared = "unknown"

@@ -237,7 +237,8 @@ class Adaptation(Recipe):
         return learner
 
     def _learner(self, mask: MaskConfig) -> Learner:
-        masked = get_masked_model(self.model, mask) if self.start is None else self.start.begin(self.model)
+        size = self.config.size or (None if self.given is None else self.given.size[0])
+        masked = get_masked_model(self.model, mask) if self.start is None else self.start.begin(self.model, size)
         self.preprocessing = preprocessing_for(masked.preprocessing, self.given, self.config.size)
         masked.preprocessing, masked.base_name = self.preprocessing, self.name or masked.base_name
         return Learner(masked, list(masked.scores.parameters()))

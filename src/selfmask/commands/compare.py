@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import gc
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -26,7 +25,7 @@ from ..objectives.heads import LinearHead
 from ..preprocessing import Preprocessing
 from ..report.comparison import Cell, Comparison
 from ..settings import to_dict
-from ..training import Processes, open_folder
+from ..training import Processes, RunFolder, open_folder
 from ..training.display import StagesDisplay
 from ..training.methods import MethodName, need_peft
 from .adapt import AdaptConfig, adapt
@@ -207,8 +206,7 @@ class _Runner:
         return (self.place(cell) / RunFile.RESULT).exists()
 
     def result(self, cell: Cell) -> dict[str, Any]:
-        numbers: dict[str, Any] = json.loads((self.place(cell) / RunFile.RESULT).read_text())
-        return numbers
+        return RunFolder.read_json(self.place(cell) / RunFile.RESULT)
 
     def run(self, cell: Cell) -> None:
         if cell.method in get_args(MethodName):

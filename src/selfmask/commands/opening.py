@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from ..backbones import Backbone
@@ -11,15 +12,23 @@ from ..cascade.model import BATCH, Cascade
 from ..embedding.embedder import TRAINED, Embedder, PlainVariants
 from ..embedding.loading import FileKind, MaskFile, NamedFile, load, ready
 from ..files import RunFile
+from ..preprocessing import of_file
 from ..training.tuned import is_tuned, load_tuned, open_tuned
 
 
-def load_embedder(what: str | Path, *, backbone: str | None = None, weights: Path | None = None) -> Embedder:
+def load_embedder(
+    what: str | Path,
+    *,
+    backbone: str | None = None,
+    weights: Path | None = None,
+    size: int | None = None,
+    may_use: Callable[[str], bool] | None = None,
+) -> Embedder:
     """The model that `what` stands for: a run folder, a file it holds (.smn, .safetensors), or a backbone's name.
 
-    `backbone` and `weights` say what to put the mask on where the run or the file does not, or says it wrongly.
+    As for the rest, see `embedding.loading.load`.
     """
-    return load(KINDS, what, backbone=backbone, weights=weights)
+    return load(KINDS, what, backbone=backbone, weights=weights, size=size, may_use=may_use)
 
 
 class CascadeFile:
@@ -35,8 +44,12 @@ class CascadeFile:
         self.path, self.cascade = file.path, open_cascade(file.container)
         self.base_name = self.cascade.about().manifest.base_name
 
-    def on(self, backbone: Backbone) -> Embedder:
-        cascade = Cascade.load(backbone.model, self.cascade)
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return self.cascade.masks[0].shapes
+
+    def on(self, backbone: Backbone, size: int | None) -> Embedder:
+        cascade = Cascade.load(backbone.model, self.cascade, size=size)
         return Embedder(
             f"{backbone.name} + {self.path}",
             ready(cascade),
@@ -64,11 +77,16 @@ class TunedFile:
     def base_name(self) -> str | None:
         return self.tuned.about.base_name
 
-    def on(self, backbone: Backbone) -> Embedder:
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return self.tuned.shapes
+
+    def on(self, backbone: Backbone, size: int | None) -> Embedder:
+        preprocessing = of_file(self.tuned.about.preprocessing, backbone.preprocessing, size)
         model, head = load_tuned(backbone.model, self.tuned)
         variants = PlainVariants(model, TRAINED, "as trained")
         name = f"{backbone.name} + {self.path}"
-        return Embedder(name, ready(model), self.tuned.about.preprocessing, backbone.width, head, variants)
+        return Embedder(name, ready(model), preprocessing, backbone.width, head, variants)
 
 
 # The last takes what nobody else knows, to say why it is none.

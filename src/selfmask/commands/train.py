@@ -19,7 +19,7 @@ from ..errors import ConfigError, HeadError, LabelsError
 from ..evaluation import LinearProbe, linear_probe_fit
 from ..evaluation.metrics import score
 from ..files import LogKey, RunFile
-from ..maskfile import Fingerprints
+from ..maskfile import Fingerprints, state_of
 from ..masking import MaskConfig
 from ..objectives import Objective
 from ..objectives.heads import Head, LinearHead, MaskedHead, TextHead, head_of
@@ -224,7 +224,7 @@ class Supervision(Recipe):
         return self.chosen
 
     def learner(self) -> Learner:
-        self.fingerprint = Fingerprints().of(self.model.state_dict())  # before a method changes it
+        self.fingerprint = Fingerprints().of(state_of(self.model).stored)  # before a method changes it
         learner = prepare(self.model, self.config.method, self.config.mask, self.config.rank)
         if learner.masked is not None:
             learner.masked.preprocessing, learner.masked.base_name = self.preprocessing, self.name

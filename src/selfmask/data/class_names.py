@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from .. import checked
 from ..errors import MalformedDataError
-from ..files import read_bounded
 from .images import printable
 
 _LARGEST = 64 << 20  # bytes
@@ -14,7 +14,7 @@ _LARGEST = 64 << 20  # bytes
 def read_class_names(file: Path) -> list[str]:
     """One name a line, in the order of the classes; UTF-8, empty lines do not count."""
     try:
-        text = read_bounded(file, _LARGEST).decode("utf-8-sig")
+        text = checked.content(file, most=_LARGEST).decode("utf-8-sig")
     except (OSError, ValueError) as error:
         raise MalformedDataError(
             f"cannot read class names from {printable(file)}",

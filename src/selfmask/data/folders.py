@@ -7,8 +7,8 @@ import os
 from collections import Counter, deque
 from pathlib import Path
 
+from .. import checked
 from ..errors import MalformedDataError, NoImagesError
-from ..files import read_bounded
 from .images import EXTENSIONS, printable
 from .sources import FileImages
 
@@ -146,13 +146,19 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
 def _rows(file: Path) -> list[list[str]]:
     """The fields of each line, without a heading; bytes that are no UTF-8 survive, as file names may hold them."""
     try:
-        text = os.fsdecode(read_bounded(file, _LARGEST)).removeprefix("\ufeff")
-    except OSError as error:
-        raise NoImagesError(f"cannot read the list {printable(file)}", found=error.strerror) from error
+        text = os.fsdecode(checked.content(file, most=_LARGEST)).removeprefix("\ufeff")
+    except (OSError, ValueError) as error:
+        found = getattr(error, "strerror", None) or error
+        raise NoImagesError(f"cannot read the list {printable(file)}", found=found) from error
     rows = []
-    for line in text.split("\n"):
+    for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
-            cells = line.split("\t") if "\t" in line else next(csv.reader([line], skipinitialspace=True))
+            try:
+                cells = line.split("\t") if "\t" in line else next(csv.reader([line.strip()], skipinitialspace=True))
+            except csv.Error as error:  # a carriage return within, or a field without end
+                raise MalformedDataError(
+                    f"{printable(file)}: line {number} cannot be read", expected="a path, and its label", found=error
+                ) from error
             rows.append([cell.strip() for cell in cells])
     if rows and rows[0][0].lower() in ("path", "file", "filename", "image", "name") and len(rows) > 1:
         del rows[0]

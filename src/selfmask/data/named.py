@@ -82,13 +82,16 @@ def open_arrays(file: Path, split: str) -> ArrayImages:
     if not file.is_file():  # a pipe would be waited for
         raise _malformed(file, "an .npz file of plain arrays", "something that is not a regular file")
     try:
-        with np.load(file, allow_pickle=False) as arrays:
+        with file.open("rb") as opened, np.load(opened, allow_pickle=False) as arrays:
             part = next((part for part in SPLITS[split] if f"{part}_images" in arrays), None)
             if part is None:
                 raise _malformed(file, f"an array {split}_images", ", ".join(arrays) or "no array")
             pixels = arrays[f"{part}_images"]
             labels = arrays.get(f"{part}_labels")
             classes = arrays.get("classes")
+        for array in (pixels, labels, classes):
+            if not isinstance(array, np.ndarray | None):  # numpy hands out what is no array of its own as bytes
+                raise _malformed(file, "an .npz file of plain arrays", type(array).__name__)
     except MalformedDataError:
         raise
     except Exception as error:  # zip, zlib and numpy raise many kinds on damaged files

@@ -50,13 +50,17 @@ class FeatureCache:
         path = self._path(key)
         try:
             with open_container(path) as file:
+                rows, kept = (file.table.get(name) for name in ("rows", "kept"))
+                if rows is None or kept is None or (rows.dtype, kept.dtype) != ("F32", "I64"):
+                    return None
+                if len(rows.shape) != 2 or kept.shape != rows.shape[:1]:
+                    return None
                 tensors = file.read(hashed="")
-            rows, kept = tensors["rows"], tensors["kept"]
-        except (MaskFileError, KeyError):
+        except MaskFileError:
             return None
         with contextlib.suppress(OSError):  # a folder that can only be read is of use, too
             os.utime(path)  # used just now
-        return Vectors(rows, kept.tolist())
+        return Vectors(tensors["rows"], tensors["kept"].tolist())
 
     def put(self, key: str, vectors: Vectors) -> None:
         data = container_bytes({"rows": vectors.rows, "kept": torch.tensor(vectors.kept)}, {}, hashed="")

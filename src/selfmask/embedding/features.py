@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from .. import checked
 from ..data import Images
 from ..data.identity import identity
 from ..errors import EvaluationError, FeaturesWriteError, MissingExtraError
@@ -57,7 +58,9 @@ def write_features(
     assemble = _format(path)
     with _disk_errors(path):
         parts = _parts(path, _about(embedder, images, batch_size), len(images), batch_size, say)
-        todo = [number for number, part in enumerate(parts) if not _is_whole(part)]
+        size, total = _per_part(batch_size), len(images)
+        numbers = [range(start, min(start + size, total)) for start in range(0, total, size)]
+        todo = [number for number, part in enumerate(parts) if not _is_whole(part, numbers[number])]
         resumed = todo[0] * _per_part(batch_size) if todo else len(images)
         if resumed:
             say(f"{resumed:,} of {len(images):,} images were embedded already: continuing with the rest")
@@ -104,7 +107,7 @@ def _parts(path: Path, about: dict[str, Any], images: int, batch_size: int, say:
     run = hashlib.sha256(text.encode()).hexdigest()[:12]
     parts = [folder / f"{run}-{number:06d}.npz" for number in range(-(-images // _per_part(batch_size)))]
     if folder.exists() and not (folder / f"{run}.json").exists():
-        before = [json.loads(other.read_text()) for other in sorted(folder.glob("*.json"))]
+        before = [_words(other) for other in sorted(folder.glob("*.json"))]
         differs = sorted({key for other in before for key in about if other.get(key) != about[key]})
         what = ", ".join(differs) or "unknown"
         say(f"{folder} holds partial results for other inputs ({what}): starting from the beginning")
@@ -113,6 +116,14 @@ def _parts(path: Path, about: dict[str, Any], images: int, batch_size: int, say:
     with _atomic(folder / f"{run}.json") as file:
         file.write(text.encode())
     return parts
+
+
+def _words(file: Path) -> dict[str, Any]:
+    """What an earlier run said of itself; nothing, if it cannot be read."""
+    try:
+        return checked.mapping(checked.document(checked.content(file)))
+    except (OSError, ValueError):
+        return {}
 
 
 def _write_parts(
@@ -152,11 +163,23 @@ def _clear(folder: Path) -> None:
         folder.rmdir()
 
 
-def _is_whole(part: Path) -> bool:
+def _is_whole(part: Path, numbers: range) -> bool:
+    """Whether a part is there and holds what was written, of the images with these numbers.
+
+    All sums are checked, and what does not fit is made anew.
+    """
     try:
-        with np.load(part) as file:
-            return bool(file.files)
-    except (OSError, ValueError, zipfile.BadZipFile):
+        with part.open("rb") as opened, np.load(opened) as file:
+            indices, vectors, bad, reasons = (file[name] for name in ("indices", "vectors", "bad", "reasons"))
+        return bool(
+            indices.dtype == bad.dtype == np.int64
+            and vectors.dtype == np.float32
+            and reasons.dtype.kind == "U"
+            and indices.ndim == bad.ndim == reasons.ndim == 1
+            and (vectors.ndim, len(vectors), len(bad)) == (2, len(indices), len(reasons))
+            and sorted([*indices.tolist(), *bad.tolist()]) == list(numbers)
+        )
+    except Exception:  # zip, zlib, numpy and its parser of headers raise many kinds on damaged files
         return False
 
 

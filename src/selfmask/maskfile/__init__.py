@@ -2,7 +2,8 @@
 
 from .codecs import Members
 from .container import Container, PathLike, Source, open_container
-from .fingerprint import Fingerprints
+from .extensions import Extension, sharing
+from .fingerprint import Fingerprints, State, state_of
 from .manifest import Manifest
 from .mask import Bits, PackedMask, pack_bits, unpack_bits, weights_with_bits
 from .reader import MaskSource, OpenedMask, inspect_mask_file, read_mask_file
@@ -11,6 +12,7 @@ from .writer import mask_file_bytes, write_mask_file
 __all__ = [
     "Bits",
     "Container",
+    "Extension",
     "Fingerprints",
     "Manifest",
     "MaskSource",
@@ -19,11 +21,14 @@ __all__ = [
     "PackedMask",
     "PathLike",
     "Source",
+    "State",
     "inspect_mask_file",
     "mask_file_bytes",
     "open_container",
     "pack_bits",
     "read_mask_file",
+    "sharing",
+    "state_of",
     "unpack_bits",
     "weights_with_bits",
     "write_mask_file",

@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import pairwise
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -100,23 +101,33 @@ class Members:
     """
 
     def __init__(self, room: int = 64 << 20) -> None:
-        self._room, self._kept = room, OrderedDict[tuple[str, bytes], list[Positions]]()
+        self._room, self._used, self._kept = room, 0, OrderedDict[tuple[str, bytes], list[Positions]]()
+        self._lock = Lock()
 
     def of(self, key: str | None, weight: Tensor, borders: Borders) -> list[Positions]:
         """The members of each class but the last; `key` is a hash of the weight, None for one not to be kept."""
         if key is None:
             return _class_members(weight, borders)
         place = key, borders.tobytes()
-        if place not in self._kept:
-            self._kept[place] = _class_members(weight, borders)
-        self._kept.move_to_end(place)
-        found = self._kept[place]
-        while sum(part.nbytes for parts in self._kept.values() for part in parts) > self._room:
-            self._kept.popitem(last=False)
+        with self._lock:
+            if place in self._kept:
+                self._kept.move_to_end(place)
+                return self._kept[place]
+        found = _class_members(weight, borders)
+        with self._lock:
+            if place not in self._kept:  # another thread may have been as fast
+                self._kept[place] = found
+                self._used += _size(found)
+            while self._used > self._room:
+                self._used -= _size(self._kept.popitem(last=False)[1])
         return found
 
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self._room,)  # copies find their own
+
+
+def _size(parts: list[Positions]) -> int:
+    return sum(part.nbytes for part in parts)
 
 
 Coded = tuple[dict[str, tuple[str, bytes]], bytes]

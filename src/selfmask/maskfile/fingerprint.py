@@ -1,4 +1,4 @@
-"""A hash of the base's weights: a mask means nothing on any other."""
+"""A hash of the base: a mask means nothing on any other."""
 
 from __future__ import annotations
 
@@ -6,9 +6,31 @@ import hashlib
 import json
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+
+class State(NamedTuple):
+    """All tensors of a network, by each of the names that they have in it."""
+
+    stored: dict[str, Tensor]
+    """What a checkpoint of it holds: parameters and persistent buffers, but not the counters of batches, which change
+    no output. Whether all of them are run cannot be known: a head that is never called counts too."""
+    tables: dict[str, Tensor]
+    """Buffers that are not persistent: made by its code, again for another image size, and some only when needed."""
+
+
+def state_of(model: nn.Module) -> State:
+    """What decides the output of a network, as far as it is tensors."""
+    state = State(dict(model.named_parameters(remove_duplicate=False)), {})
+    for name, module in model.named_modules(remove_duplicate=False):
+        for key, buffer in module._buffers.items():
+            if buffer is not None and key != "num_batches_tracked":
+                kind = state.tables if key in module._non_persistent_buffers_set else state.stored
+                kind[f"{name}.{key}" if name else key] = buffer
+    return state
 
 
 class Fingerprints:
@@ -23,32 +45,33 @@ class Fingerprints:
     def of(self, tensors: Mapping[str, Tensor]) -> str:
         """One hash over names, types, shapes and bytes."""
         known = self.known(tensors)
-        stale = [name for name in tensors if name not in known]
-        if stale:
+        if stale := [name for name in tensors if name not in known]:
+            stale.sort(key=lambda name: -tensors[name].nbytes)  # the largest first: no thread is left with it alone
             # hashlib lets go of the interpreter lock, so threads use all cores.
             with ThreadPoolExecutor() as pool:
                 digests = pool.map(lambda name: tensor_digest(name, tensors[name]), stale)
-                self.adopt(tensors, dict(zip(stale, digests, strict=True)))
+                fresh = dict(zip(stale, digests, strict=True))
+            self.adopt(tensors, fresh)
+            known |= fresh
         total = hashlib.sha256()
         for name in sorted(tensors):
-            total.update(bytes.fromhex(self._digests[name][1]))
+            total.update(bytes.fromhex(known[name]))
         return total.hexdigest()
 
     def known(self, tensors: Mapping[str, Tensor]) -> dict[str, str]:
         """The digests of those tensors that are as they were when hashed."""
-        return {
-            name: self._digests[name][1]
-            for name, tensor in tensors.items()
-            if name in self._digests and self._digests[name][0] == _state(tensor)
-        }
+        found = {name: (tensor, self._digests.get(name)) for name, tensor in tensors.items()}
+        return {name: kept[1] for name, (tensor, kept) in found.items() if kept and kept[0] == _state(tensor)}
 
     def adopt(self, tensors: Mapping[str, Tensor], digests: Mapping[str, str]) -> None:
         """Take digests as those of tensors: of copies, or of what was converted after hashing."""
-        self._digests |= {name: (_state(tensors[name]), digest) for name, digest in digests.items()}
+        # In one step: other threads may be asking.
+        self._digests.update({name: (_state(tensors[name]), digest) for name, digest in digests.items()})
 
 
 def _state(tensor: Tensor) -> object:
-    return tensor.data_ptr(), tensor._version
+    # Tensors of inference mode count no changes: they are never taken for what they were.
+    return object() if tensor.is_inference() else (tensor.data_ptr(), tensor._version)
 
 
 def tensor_digest(name: str, tensor: Tensor) -> str:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 
 import numpy as np
+from torch import Tensor
 
 from .mask import Bits
 
@@ -15,6 +16,12 @@ SHARED = "lzma"  # the tensor that all masks of codec lzma share
 def max_head(shapes: Mapping[str, tuple[int, ...]]) -> int:
     """A head may take as many bytes as a float32 copy of the masked weights, so that the base bounds the file."""
     return sum(4 * math.prod(shape) for shape in shapes.values())
+
+
+def is_statistic(name: str, value: Tensor) -> bool:
+    """Whether images could have such means or variances; with any other, all vectors would be no numbers."""
+    least = 0.0 if name.endswith("running_var") else -math.inf
+    return bool(value.isfinite().all()) and bool((value >= least).all())
 
 
 def same_bits(bits: Bits, reference: Bits, n: int) -> Bits:

@@ -7,13 +7,18 @@ import json
 import math
 from typing import Any
 
+from .. import checked
 from ..errors import CorruptMaskFileError, NotAMaskFileError, UnsupportedVersionError
 from ..preprocessing import Preprocessing
 from .codecs import CODECS
+from .extensions import Extension, parse_extensions
 
 FORMAT = "selfmask"
-VERSION = "1"
-_MAX_SIDE = 1 << 14  # of the images that a base takes
+VERSION = "2"
+"""What is written. Version 1 is read, too: its fingerprint covers the masked weights alone."""
+VERSIONS = ("1", VERSION)
+MAX_MASKS = 10_000
+_MAX_WEIGHTS = 2**35
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +38,7 @@ class Manifest:
     creator: str
     base_name: str | None
     fingerprint: str
+    """Of the masked weights."""
     preprocessing: Preprocessing | None
     config: dict[str, Any]
     masks: dict[str, TensorEntry]
@@ -41,9 +47,20 @@ class Manifest:
     norm_fingerprint: str | None
     progress: float
     notes: str
+    base_fingerprint: str | None = None
+    """Of all that a checkpoint of the base holds; None where it was never known: in files of version 1."""
+    base_tensors: int | None = None
+    """How many tensors that are."""
+    tables_fingerprint: str | None = None
+    """Of the base's buffers that are not persistent; None if it has none."""
+    extensions: dict[str, Extension] = dataclasses.field(default_factory=dict)
+    version: str = VERSION
+    """Of the format."""
 
     def to_json(self) -> str:
-        return json.dumps(dataclasses.asdict(self), sort_keys=True, separators=(",", ":"))
+        fields = dataclasses.asdict(self)
+        del fields["version"]  # stands beside the manifest, not in it
+        return json.dumps(fields, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
 def parse_manifest(metadata: dict[str, str] | None) -> Manifest:
@@ -52,25 +69,37 @@ def parse_manifest(metadata: dict[str, str] | None) -> Manifest:
         raise NotAMaskFileError(
             "this safetensors file is not a mask file",
             expected=f'metadata "format": "{FORMAT}"',
-            found=str((metadata or {}).get("format")),
+            found=str((metadata or {}).get("format"))[:200],
             todo="give a .smn file written by save_pretrained",
         )
-    if metadata.get("version") != VERSION:
-        raise UnsupportedVersionError(
-            "this release cannot read the format version of this mask file",
-            expected=VERSION,
-            found=str(metadata.get("version"))[:200],
-            todo="upgrade selfmask, or save the mask again with this release",
-        )
+    version = metadata.get("version", "")
+    check_version("mask file", version)
     try:
-        fields = json.loads(metadata["manifest"])
-        return _manifest(fields)
-    except (KeyError, TypeError, ValueError, RecursionError, AttributeError, OverflowError) as error:
-        raise CorruptMaskFileError("the manifest of the mask file is damaged", found=repr(error)[:200]) from error
+        return _manifest(checked.mapping(checked.document(checked.member(metadata, "manifest"))), version)
+    except ValueError as error:
+        raise CorruptMaskFileError("the manifest of the mask file is damaged", found=str(error)[:200]) from error
 
 
-def _manifest(fields: dict[str, Any]) -> Manifest:
-    masks = {_text(name): _entry(entry) for name, entry in fields["masks"].items()}
+def check_version(what: str, version: str) -> None:
+    if version not in VERSIONS:
+        raise UnsupportedVersionError(
+            f"this release cannot read the format version of this {what}",
+            expected=" or ".join(VERSIONS),
+            found=version[:200] or "none",
+            todo="upgrade selfmask, or make the file again with this release",
+        )
+
+
+def hashed_words(file_format: str, version: str, words: str) -> str:
+    """What the "sha256" of a file covers besides its tensors; since version 2 also what the file says that it is."""
+    return words if version == "1" else f"{file_format} {version}\n{words}"
+
+
+def _manifest(fields: dict[str, Any], version: str) -> Manifest:
+    def get(name: str) -> Any:
+        return checked.member(fields, name)
+
+    masks = {name: _entry(entry) for name, entry in checked.mapping(get("masks"), most=MAX_MASKS).items()}
     if unknown := {entry.codec for entry in masks.values()} - set(CODECS):
         raise UnsupportedVersionError(
             "this mask file uses a codec that this release does not know",
@@ -78,66 +107,36 @@ def _manifest(fields: dict[str, Any]) -> Manifest:
             found=", ".join(sorted(unknown))[:200],
             todo="upgrade selfmask",
         )
-    return Manifest(
-        creator=_text(fields["creator"]),
-        base_name=None if fields["base_name"] is None else _text(fields["base_name"]),
-        fingerprint=_hash(fields["fingerprint"]),
-        preprocessing=None if fields["preprocessing"] is None else _preprocessing(fields["preprocessing"]),
-        config=dict(fields["config"]),
+    manifest = Manifest(
+        creator=checked.text(get("creator")),
+        base_name=checked.optional(get("base_name"), checked.text),
+        fingerprint=checked.sha256(get("fingerprint")),
+        preprocessing=checked.optional(get("preprocessing"), Preprocessing.of_json),
+        config=checked.plain(checked.mapping(get("config")), most=2 * MAX_MASKS),
         masks=masks,
-        mask_sha256=_hash(fields["mask_sha256"]),
-        relative_to=None if fields["relative_to"] is None else _hash(fields["relative_to"]),
-        norm_fingerprint=None if fields["norm_fingerprint"] is None else _hash(fields["norm_fingerprint"]),
-        progress=_share(fields["progress"]),
-        notes=_text(fields["notes"]),
+        mask_sha256=checked.sha256(get("mask_sha256")),
+        relative_to=checked.optional(get("relative_to"), checked.sha256),
+        norm_fingerprint=checked.optional(get("norm_fingerprint"), checked.sha256),
+        progress=checked.share(get("progress")),
+        notes=checked.text(get("notes"), most=checked.MAX_DOCUMENT),
+        version=version,
+    )
+    if version == "1":
+        return manifest
+    return dataclasses.replace(
+        manifest,
+        base_fingerprint=checked.optional(get("base_fingerprint"), checked.sha256),
+        base_tensors=checked.optional(get("base_tensors"), checked.count),
+        tables_fingerprint=checked.optional(get("tables_fingerprint"), checked.sha256),
+        extensions=parse_extensions(get("extensions")),
     )
 
 
-def _entry(fields: dict[str, Any]) -> TensorEntry:
-    shape = tuple(_count(size) for size in fields["shape"])
-    if len(shape) > 64 or max(shape, default=0) > 2**35:  # before they are multiplied
-        raise ValueError("a shape that is too large")
-    entry = TensorEntry(shape, _count(fields["bits"]), _count(fields["active"]), _text(fields["codec"]))
-    if not entry.active <= entry.bits <= math.prod(shape) < 2**35:
-        raise ValueError(f"{entry.active} of {entry.bits} bits active in a tensor of shape {shape}")
+def _entry(value: object) -> TensorEntry:
+    fields = checked.mapping(value, most=4)
+    shape = checked.items(checked.member(fields, "shape"), lambda side: checked.count(side, most=_MAX_WEIGHTS), most=64)
+    bits, active = (checked.count(checked.member(fields, key)) for key in ("bits", "active"))
+    entry = TensorEntry(shape, bits, active, checked.text(checked.member(fields, "codec"), most=100))
+    if not entry.active <= entry.bits <= math.prod(shape) < _MAX_WEIGHTS:
+        raise ValueError(f"{entry.active} of {entry.bits} bits active in a tensor of shape {shape}"[:200])
     return entry
-
-
-def _preprocessing(fields: dict[str, Any]) -> Preprocessing:
-    height, width = (_count(side) for side in fields["size"])
-    if not (1 <= height <= _MAX_SIDE and 1 <= width <= _MAX_SIDE):
-        raise ValueError(f"an image size of {height} x {width} pixels")
-    mean, std = (tuple(_number(value) for value in fields[key]) for key in ("mean", "std"))
-    return Preprocessing((height, width), mean, std, _text(fields["interpolation"]))
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"text expected, found {value!r}"[:200])
-    return value
-
-
-def _hash(value: object) -> str:
-    text = _text(value)
-    if len(text) != 64 or set(text) - set("0123456789abcdef"):
-        raise ValueError(f"a SHA-256 expected, found {text!r}"[:200])
-    return text
-
-
-def _count(value: object) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise TypeError(f"a count expected, found {value!r}"[:200])
-    return value
-
-
-def _share(value: object) -> float:
-    number = _number(value)
-    if not 0 <= number <= 1:
-        raise ValueError(f"a share expected, found {number}")
-    return number
-
-
-def _number(value: object) -> float:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
-        raise TypeError(f"a number expected, found {value!r}"[:200])
-    return float(value)

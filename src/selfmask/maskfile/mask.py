@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ..preprocessing import Preprocessing
+from .extensions import Extension
 
 Bits = npt.NDArray[np.uint8]
 
@@ -38,6 +39,12 @@ class PackedMask:
     """How far training had come, from 0 to 1: where the progressive rule stands."""
     norm_fingerprint: str | None = None
     """Set where the statistics are the base's own (frozen): they are then checked instead of stored."""
+    base_fingerprint: str | None = None
+    """Of all that a checkpoint of the base holds; None in masks from files that do not know it."""
+    base_tensors: int | None = None
+    tables_fingerprint: str | None = None
+    extensions: dict[str, Extension] = dataclasses.field(default_factory=dict)
+    """Those that this release knows."""
     chosen: dict[str, Bits] = dataclasses.field(default_factory=dict)
     """Packed flags of the weights that carry a bit, where not all of a tensor do. Follows from config and base."""
 

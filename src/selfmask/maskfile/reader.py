@@ -6,6 +6,7 @@ that codec share, "norm.NAME" batch-norm statistics, "head.NAME" an optional hea
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from functools import cached_property
@@ -14,12 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import ConfigError, CorruptMaskFileError, RelativeMaskError, WrongBaseError
+from ..errors import BaseWarning, ConfigError, CorruptMaskFileError, RelativeMaskError, WrongBaseError
 from . import codecs
 from .container import Container, Source, Stored, open_container
-from .fingerprint import Fingerprints
-from .layout import SHARED, max_head, same_bits
-from .manifest import Manifest, parse_manifest
+from .extensions import PREFIX, is_known, owner
+from .fingerprint import Fingerprints, State
+from .layout import SHARED, is_statistic, max_head, same_bits
+from .manifest import FORMAT, Manifest, hashed_words, parse_manifest
 from .mask import Bits, PackedMask, weights_with_bits
 
 
@@ -41,7 +43,8 @@ class OpenedMask:
     @cached_property
     def tensors(self) -> dict[str, Tensor]:
         """All tensors of the file, with the content that was written. Their sizes are to be checked before."""
-        return self._container.read(self._container.metadata["manifest"])
+        words = hashed_words(FORMAT, self.manifest.version, self._container.metadata["manifest"])
+        return self._container.read(words)
 
     def checked(self) -> OpenedMask:
         """Itself, with all checked that can be without the base."""
@@ -50,13 +53,19 @@ class OpenedMask:
         return self
 
     @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of the masked tensors, as they must be in the base."""
+        return {name: entry.shape for name, entry in self.manifest.masks.items()}
+
+    @property
     def parts(self) -> dict[str, int]:
         """The bytes of the file and of each part of it."""
-        parts = {"file": self._container.size, "masks": 0, "norm": 0, "head": 0}
+        parts = {"masks": 0, "norm": 0, "head": 0, "extensions": 0}
+        names = {"mask": "masks", SHARED: "masks", "ext": "extensions"}
         for key, stored in self.table.items():
             kind = key.partition(".")[0]
-            parts["masks" if kind in ("mask", SHARED) else kind] += stored.nbytes
-        return parts | {"words": parts["file"] - parts["masks"] - parts["norm"] - parts["head"]}
+            parts[names.get(kind, kind)] += stored.nbytes
+        return {"file": self._container.size, **parts, "words": self._container.size - sum(parts.values())}
 
     def __enter__(self) -> OpenedMask:
         return self
@@ -73,12 +82,13 @@ def read_mask_file(
     *,
     parameters: Mapping[str, Tensor],
     buffers: Mapping[str, Tensor],
+    state: State,
     fingerprints: Fingerprints,
     choose: Callable[[Mapping[str, Any], Iterable[str]], dict[str, Bits]],
     references: Iterable[PackedMask] = (),
     members: codecs.Members | None = None,
 ) -> PackedMask:
-    """Read a mask for a base with these parameters and batch-norm `buffers`.
+    """Read a mask for a base with these parameters, batch-norm `buffers` and, in all, this `state`.
 
     `choose` tells by config and names which weights carry a bit (packed flags; nothing where all do), and
     `references` are the masks at hand that a relative file may refer to. `members` make the next mask of the same base
@@ -86,9 +96,10 @@ def read_mask_file(
     """
     with nullcontext(source) if isinstance(source, OpenedMask) else OpenedMask(source) as opened:
         manifest = opened.manifest
-        _check_base(manifest, parameters, buffers, fingerprints)
+        _check_base(manifest, parameters, buffers, state, fingerprints)
         _check_tensors(opened.table, manifest, buffers)
         tensors = opened.tensors
+    _check_statistics(tensors)
     # In the order of the model, so that optimizers find the scores in the order they know.
     sizes = {name: manifest.masks[name].bits for name in parameters if name in manifest.masks}
     chosen = _chosen(manifest, choose)
@@ -122,9 +133,14 @@ def read_mask_file(
         notes=manifest.notes,
         norm_fingerprint=manifest.norm_fingerprint,
         progress=manifest.progress,
+        base_fingerprint=manifest.base_fingerprint,
+        base_tensors=manifest.base_tensors,
+        tables_fingerprint=manifest.tables_fingerprint,
+        extensions={name: each for name, each in manifest.extensions.items() if is_known(name, each)},
         chosen=chosen,
     )
     _check_mask(mask, manifest)
+    _warn(manifest, state, fingerprints)
     return mask
 
 
@@ -135,9 +151,13 @@ def inspect_mask_file(source: MaskSource) -> tuple[Manifest, dict[str, int]]:
 
 
 def _check_base(
-    manifest: Manifest, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], fingerprints: Fingerprints
+    manifest: Manifest,
+    parameters: Mapping[str, Tensor],
+    buffers: Mapping[str, Tensor],
+    state: State,
+    fingerprints: Fingerprints,
 ) -> None:
-    """Names and shapes first, then the bytes of the weights."""
+    """Names and shapes first, then the bytes: of the masked weights, then of all the rest."""
     todo = f"load the mask on {manifest.base_name or 'the base it was learned on'}, with the same weights"
     if not manifest.masks:
         raise CorruptMaskFileError("the mask file contains no masks", expected="at least one tensor", found="none")
@@ -146,6 +166,8 @@ def _check_base(
         if shape != entry.shape:
             expected = f"{name} of shape {entry.shape}"
             raise WrongBaseError("the mask is for another base", expected=expected, found=shape, todo=todo)
+    if manifest.base_fingerprint is not None:
+        fingerprints.of(state.stored)  # all at once, on all cores; what follows knows their hashes
     checks = [("weights", {name: parameters[name] for name in manifest.masks}, manifest.fingerprint)]
     if manifest.norm_fingerprint is not None:
         checks.append(("batch-norm statistics", dict(buffers), manifest.norm_fingerprint))
@@ -157,6 +179,37 @@ def _check_base(
                 found=found[:16],
                 todo=todo,
             )
+    # What is not masked decides the output as much: biases, norm layers, position embeddings, heads.
+    known = manifest.base_fingerprint
+    if known is not None and (found := fingerprints.of(state.stored)) != known:
+        raise WrongBaseError(
+            "the base has the masked weights that the mask was learned on, but is another beside them",
+            expected=f"{manifest.base_tensors} tensors, fingerprint {known[:16]}",
+            found=f"{len(state.stored)} tensors, fingerprint {found[:16]}",
+            todo=f"load {manifest.base_name or 'the base'} as it was: with the same biases, norm layers, statistics "
+            "and head (or without one, if it had none)",
+        )
+
+
+def _warn(manifest: Manifest, state: State, fingerprints: Fingerprints) -> None:
+    """Say what of the base could not be checked, or is only perhaps as it was."""
+    if manifest.base_fingerprint is None:
+        warnings.warn(
+            f"this mask is from a file of format version 1: only the {len(manifest.masks)} masked tensors of the base "
+            f"could be checked, not the other {len(state.stored) - len(manifest.masks)} (norm layers, biases and all "
+            "else that is not masked); if these are not as they were, the vectors are wrong",
+            BaseWarning,
+            stacklevel=2,
+        )
+        return
+    tables = fingerprints.of(state.tables) if state.tables else None
+    if tables != manifest.tables_fingerprint:
+        warnings.warn(
+            "the weights of the base are those that the mask was learned on, but the tables that its code makes "
+            "(buffers that are not persistent) are others: for another image size, or by another release of it",
+            BaseWarning,
+            stacklevel=2,
+        )
 
 
 def _check_tensors(stored: Mapping[str, Stored], manifest: Manifest, buffers: Mapping[str, Tensor] | None) -> None:
@@ -167,6 +220,7 @@ def _check_tensors(stored: Mapping[str, Stored], manifest: Manifest, buffers: Ma
     if buffers is not None and manifest.norm_fingerprint is None:
         wanted |= {f"norm.{name}" for name in buffers}
     optional = {key for key in stored if key.startswith("head.") or (buffers is None and key.startswith("norm."))}
+    optional |= {key for key in stored if owner(key) in manifest.extensions}
     if missing := sorted(wanted - set(stored)):
         raise CorruptMaskFileError(
             "tensors are missing from the file", expected=missing[0], found=f"{len(missing)} missing"
@@ -195,9 +249,17 @@ def _check_tensors(stored: Mapping[str, Stored], manifest: Manifest, buffers: Ma
                 found=part,
                 todo="load the mask on the base it was learned on",
             )
-    head = sum(part.nbytes for key, part in stored.items() if key.startswith("head."))
-    if head > (limit := max_head({name: entry.shape for name, entry in manifest.masks.items()})):
-        raise CorruptMaskFileError("the head is too large", expected=f"at most {limit} bytes", found=head)
+    limit = max_head({name: entry.shape for name, entry in manifest.masks.items()})
+    for what, prefix in (("head", "head."), ("extensions", PREFIX)):
+        size = sum(part.nbytes for key, part in stored.items() if key.startswith(prefix))
+        if size > limit:
+            raise CorruptMaskFileError(f"the {what} of the file is too large", expected=f"at most {limit}", found=size)
+
+
+def _check_statistics(tensors: Mapping[str, Tensor]) -> None:
+    for key, value in tensors.items():
+        if key.startswith("norm.") and not is_statistic(key, value):
+            raise CorruptMaskFileError("the file contains batch-norm statistics that no images have", found=key[:200])
 
 
 def _chosen(

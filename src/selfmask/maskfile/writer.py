@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import ConfigError, MaskWriteError, RelativeMaskError
+from ..errors import ConfigError, MaskFileError, MaskWriteError, RelativeMaskError
 from ..files import write_atomically
 from . import codecs
-from .container import MAX_HEADER, PathLike, container_bytes
-from .layout import SHARED, max_head, same_bits
-from .manifest import FORMAT, VERSION, Manifest, TensorEntry
+from .container import MAX_HEADER, MAX_TENSORS, PathLike, container_bytes
+from .layout import SHARED, is_statistic, max_head, same_bits
+from .manifest import FORMAT, MAX_MASKS, VERSION, Manifest, TensorEntry, hashed_words, parse_manifest
 from .mask import Bits, PackedMask, weights_with_bits
 
 
@@ -41,7 +41,7 @@ def mask_file_bytes(
         tensors[SHARED] = _as_tensor(shared)
     tensors |= {f"norm.{name}": _at_least_float32(value) for name, value in mask.norm.items()}
     tensors |= {f"head.{name}": value.detach().cpu().contiguous().clone() for name, value in mask.head.items()}
-    manifest = Manifest(
+    words = Manifest(
         creator=f"selfmask {version('selfmask')}",
         base_name=mask.base_name,
         fingerprint=mask.fingerprint,
@@ -56,15 +56,37 @@ def mask_file_bytes(
         norm_fingerprint=mask.norm_fingerprint,
         progress=mask.progress,
         notes=mask.notes,
-    ).to_json()
-    metadata = {"format": FORMAT, "version": VERSION, "manifest": manifest}
-    data = container_bytes(tensors, metadata, hashed=manifest)
-    _check_limits(data, mask)
+        base_fingerprint=mask.base_fingerprint,
+        base_tensors=mask.base_tensors,
+        tables_fingerprint=mask.tables_fingerprint,
+        extensions=mask.extensions,
+    )
+    try:
+        metadata = {"format": FORMAT, "version": VERSION, "manifest": words.to_json()}
+        parse_manifest(metadata)
+    except (MaskFileError, ValueError) as error:
+        raise ConfigError(
+            "the mask cannot be stored",
+            found=getattr(error, "found", error),
+            todo="change its settings, preprocessing or notes",
+        ) from error
+    data = container_bytes(tensors, metadata, hashed=hashed_words(FORMAT, VERSION, metadata["manifest"]))
+    _check_limits(data, len(tensors), mask)
     return data
 
 
-def _check_limits(data: bytes, mask: PackedMask) -> None:
+def _check_limits(data: bytes, tensors: int, mask: PackedMask) -> None:
     """Refuse to write what no reader would read."""
+    if tensors > MAX_TENSORS or len(mask.bits) > MAX_MASKS:
+        raise ConfigError(
+            "too many tensors are masked", expected=f"at most {MAX_MASKS}", found=len(mask.bits), todo="mask fewer"
+        )
+    if odd := [name for name, value in mask.norm.items() if not is_statistic(name, value)]:
+        raise ConfigError(
+            "the batch-norm statistics of the mask are not finite, or negative",
+            found=odd[0],
+            todo="train with a lower learning rate, or recalibrate on images",
+        )
     header, head = int.from_bytes(data[:8], "little"), sum(value.nbytes for value in mask.head.values())
     if header > MAX_HEADER:
         raise ConfigError(

@@ -25,9 +25,10 @@ from ..maskfile import (
     mask_file_bytes,
     pack_bits,
     read_mask_file,
+    state_of,
     unpack_bits,
 )
-from ..preprocessing import Preprocessing
+from ..preprocessing import Preprocessing, of_file
 from .config import MaskConfig
 from .effective import EffectiveWeight, apply_mask_, count_ones, inverse_alpha, unpack_mask_
 from .locks import BaseLock, exclusive
@@ -323,10 +324,12 @@ class MaskedModel(nn.Module):
         name: str = DEFAULT,
         relative_to: MaskSource | None = None,
         is_trainable: bool = False,
+        size: int | None = None,
     ) -> MaskedModel:
         """Apply the mask in a file to its base. With `is_trainable`, it gets scores, so that training can continue.
 
-        `path` may also be the bytes of a file, or an open file (`maskfile.OpenedMask`).
+        `path` may also be the bytes of a file, or an open file (`maskfile.OpenedMask`). `size` is that of the images,
+        where it is to be another than the file says, or far larger than the base's own.
         """
         if is_trainable and name != DEFAULT:
             raise ConfigError("a trainable mask cannot have a name of its own", expected=DEFAULT, found=name)
@@ -336,7 +339,8 @@ class MaskedModel(nn.Module):
             masked.config = masked._config(name)
             learned = masked._packed[name]
             masked.base_name = learned.base_name or masked.base_name
-            masked.preprocessing = learned.preprocessing or masked.preprocessing
+            if (stored := learned.preprocessing or masked.preprocessing) is not None:
+                masked.preprocessing = of_file(stored, masked.preprocessing, size)
             if is_trainable:
                 masked._make_trainable()
             masked.set_mask(name)
@@ -381,6 +385,7 @@ class MaskedModel(nn.Module):
         statistics = saved_statistics(self._statistics(active))
         own = saved_statistics(norm_buffers(self.base))
         frozen = self.config.norm == "frozen"
+        state = state_of(self.base)
         return PackedMask(
             bits=bits,
             sizes=sizes,
@@ -391,6 +396,9 @@ class MaskedModel(nn.Module):
             chosen={name: pack_bits(chosen.flatten()) for name, chosen in self._chosen.items()},
             head=dict(head or {}),
             base_name=self.base_name,
+            base_fingerprint=self._fingerprints.of(state.stored),
+            base_tensors=len(state.stored),
+            tables_fingerprint=self._fingerprints.of(state.tables) if state.tables else None,
             fingerprint=self._fingerprints.of(weights),
             preprocessing=self.preprocessing,
             notes=notes,
@@ -572,6 +580,7 @@ class MaskedModel(nn.Module):
             path,
             parameters=dict(self.base.named_parameters(remove_duplicate=False)),
             buffers=saved_statistics(norm_buffers(self.base)),
+            state=state_of(self.base),
             fingerprints=self._fingerprints,
             choose=self._choose,
             references=(self._resolve(name) for name in self.mask_names) if reference is None else [reference],
@@ -626,8 +635,8 @@ class MaskedModel(nn.Module):
 
     def _hashed(self) -> dict[str, Tensor]:
         """All tensors of the base that a fingerprint may be taken of."""
-        names = {name for tied in self._tied.values() for name in tied}
-        return self._weights(names) | saved_statistics(norm_buffers(self.base))
+        state = state_of(self.base)
+        return {name: value.detach() for name, value in (state.stored | state.tables).items()}
 
     @exclusive
     def __deepcopy__(self, memo: dict[int, Any]) -> MaskedModel:

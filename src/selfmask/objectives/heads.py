@@ -10,8 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .. import checked
 from ..errors import HeadError
 from ..masking import MaskConfig, MaskedModel, get_masked_model
+
+_MAX_CLASSES = 1_000_000
 
 
 class Head(nn.Module, ABC):
@@ -106,9 +109,7 @@ def head_of(tensors: Mapping[str, Tensor]) -> Head:
     if not tensors:
         raise HeadError("there is no head in this file", todo="train one with `selfmask train`")
     try:
-        classes = json.loads(bytes(tensors["classes"].tolist()).decode())
-        if not (isinstance(classes, list) and all(isinstance(name, str) for name in classes)):
-            raise TypeError("class names that are not a list of strings")
+        classes = checked.items(checked.document(bytes(tensors["classes"].tolist())), checked.text, most=_MAX_CLASSES)
         numbers = {name: value.float() for name, value in tensors.items() if name != "classes"}
         if not all(bool(value.isfinite().all()) for value in numbers.values()):
             raise ValueError("values that are not finite")
@@ -122,7 +123,7 @@ def head_of(tensors: Mapping[str, Tensor]) -> Head:
         return head.eval()
     except HeadError:
         raise
-    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError, RuntimeError) as error:
         raise HeadError(
             "the head in this file is not valid",
             expected="class names with a linear or a text head, as written by `selfmask train`",

@@ -12,8 +12,8 @@ from typing import Any
 
 import yaml
 
+from .. import checked
 from ..errors import ConfigError
-from ..files import read_bounded
 
 _LARGEST = 4 << 20  # bytes; a run with ten thousand classes keeps less
 _WITH_LINES = 1 << 18  # letters of JSON in which keys are looked for: it takes seconds per megabyte
@@ -38,14 +38,14 @@ def read_config_file(path: Path) -> ConfigFile:
             f"{path} is not a config file", expected=" or ".join(readers), found=path.suffix or "no suffix"
         )
     try:
-        text = read_bounded(path, _LARGEST).decode("utf-8-sig")
+        text = checked.content(path, most=_LARGEST).decode("utf-8-sig")
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"{path} cannot be read", found=getattr(error, "strerror", None) or error, todo="check the path"
         ) from error
     try:
         values, lines = readers[path.suffix.lower()](text)
-    except (ValueError, yaml.YAMLError, RecursionError) as error:
+    except Exception as error:  # yaml raises many kinds on values that are not of the tag they bear
         mark = getattr(error, "problem_mark", None)
         found = f"{getattr(error, 'problem', None)}, line {mark.line + 1}" if mark is not None else error
         raise ConfigError(f"{path} cannot be parsed", expected=path.suffix[1:].upper(), found=found) from error

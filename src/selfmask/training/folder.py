@@ -13,6 +13,7 @@ import io
 import json
 import os
 import platform
+import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from importlib.metadata import version
@@ -21,6 +22,7 @@ from typing import IO, Any
 
 import torch
 
+from .. import checked
 from ..errors import RunBusyError, RunDamagedError, RunExistsError, RunMismatchError, RunWriteError
 from ..files import RunFile, write_atomically
 from .config import ASIDE
@@ -106,16 +108,18 @@ class RunFolder:
         if any(before["config"].get(name) != content["config"].get(name) for name in free):
             self.write_json(RunFile.CONFIG, content)
 
-    def read_json(self, file: Path) -> dict[str, Any]:
+    @staticmethod
+    def read_json(file: Path) -> dict[str, Any]:
+        """What a file of a run folder says; NaN is a number there: a loss may become it."""
         try:
-            content = json.loads(file.read_text())
+            return checked.mapping(checked.document(checked.content(file), finite=False))
         except (OSError, ValueError) as error:
             raise RunDamagedError(
-                f"{file} cannot be read", found=error, todo="start again in another folder: --out"
+                f"{file} cannot be read",
+                expected="a JSON object",
+                found=getattr(error, "strerror", None) or error,
+                todo="start again in another folder: --out",
             ) from error
-        if not isinstance(content, dict):
-            raise RunDamagedError(f"{file} is damaged", expected="a JSON object", found=type(content).__name__)
-        return content
 
     # ---- results ----------------------------------------------------------------------------------------------
 
@@ -175,7 +179,12 @@ def read_checkpoint(folder: Path, name: str) -> dict[str, Any] | None:
     if not file.exists():
         return None
     try:
-        state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
+        with file.open("rb") as opened:
+            _check_archive(opened)
+            opened.seek(0)
+            state = torch.load(opened, map_location="cpu", weights_only=True)
+        if not isinstance(state, dict):
+            raise TypeError(f"a {type(state).__name__}")
     except Exception as error:  # torch raises a dozen kinds for damaged files
         raise RunDamagedError(
             f"the checkpoint {file} is damaged",
@@ -183,6 +192,15 @@ def read_checkpoint(folder: Path, name: str) -> dict[str, Any] | None:
             todo=f"remove it to start again, or use another folder: --out; {file.parent} may contain another",
         ) from error
     return state
+
+
+def _check_archive(opened: IO[bytes]) -> None:
+    """That all sums are right, which torch does not look at, and that nothing in it is larger than the file."""
+    with zipfile.ZipFile(opened) as archive:
+        if any(member.compress_type != zipfile.ZIP_STORED for member in archive.infolist()):
+            raise ValueError("a checkpoint that is compressed")
+        if (damaged := archive.testzip()) is not None:
+            raise ValueError(f"{damaged} has another sum")
 
 
 @contextmanager

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
+from .. import checked
 from ..errors import NotAMaskFileError, RunDamagedError
 from ..files import RunFile, write_atomically
 from ..maskfile import inspect_mask_file
@@ -40,9 +40,9 @@ class Start:
         if mask.name != RunFile.MASK or not (folder / RunFile.RESULT).is_file():
             return Start(mask)
         try:
-            result = json.loads((folder / RunFile.RESULT).read_text())
+            result = checked.mapping(checked.document(checked.content(folder / RunFile.RESULT), finite=False))
             name = "last" if "best_step" not in result else "best" if result["best_step"] else None
-        except (OSError, ValueError, TypeError) as error:
+        except (OSError, ValueError) as error:
             raise RunDamagedError(f"{folder / RunFile.RESULT} cannot be read", found=error) from error
         return Start(mask, name if name and checkpoint_file(folder, name).is_file() else None)
 
@@ -50,13 +50,13 @@ class Start:
     def preprocessing(self) -> Preprocessing | None:
         return inspect_mask_file(self.mask)[0].preprocessing
 
-    def identity(self, model: nn.Module) -> str:
+    def identity(self, model: nn.Module, size: int | None = None) -> str:
         """Of the mask; what cannot be begun with is refused."""
-        return self.begin(model).pack().sha256[:16]
+        return self.begin(model, size).pack().sha256[:16]
 
-    def begin(self, model: nn.Module) -> MaskedModel:
-        """The mask on its base, with its scores, ready to be trained on."""
-        masked = MaskedModel.from_pretrained(model, self.mask, is_trainable=True)
+    def begin(self, model: nn.Module, size: int | None = None) -> MaskedModel:
+        """The mask on its base, with its scores, ready to be trained on; for images of a size that was asked for."""
+        masked = MaskedModel.from_pretrained(model, self.mask, is_trainable=True, size=size)
         if (state := self._state()) is not None:
             bits = masked.pack().sha256
             try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 from ..errors import ConfigError, MissingExtraError, RunWriteError
 from ..files import RunFile
+from .folder import RunFolder
 
 Log = Callable[[dict[str, float], int], None]
 
@@ -65,7 +65,7 @@ def _tensorboard(folder: Path, step: int) -> tuple[Log, Callable[[], None]]:
 def _wandb(folder: Path, step: int) -> tuple[Log, Callable[[], None]]:
     # The same folder is the same run, also when it is resumed.
     identity = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]
-    config = json.loads((folder / RunFile.CONFIG).read_text())
+    config = RunFolder.read_json(folder / RunFile.CONFIG)
     run = _module("wandb").init(
         project="selfmask", name=folder.name, dir=str(folder), config=config, id=identity, resume="allow"
     )

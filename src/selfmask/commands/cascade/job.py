@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -87,7 +86,7 @@ def check_begun(job: Job) -> None:
             f"the cascade in {job.folder} has no router yet",
             todo="run the command that started it again (with --prepare, it stops before the experts)",
         )
-    began = json.loads((job.folder / RunFile.CONFIG).read_text())
+    began = RunFolder.read_json(job.folder / RunFile.CONFIG)
     if began.get("facts", {}).get("content") != (content := identity(job.images)[:16]):
         raise RunMismatchError(
             f"these are not the images that the cascade in {job.folder} was started with",
@@ -107,7 +106,7 @@ def identity_of(job: Job, given: Start) -> str:
             found=size,
             todo="omit --size",
         )
-    return given.identity(job.model)
+    return given.identity(job.model, size)
 
 
 def check_readable(job: Job, readable: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -65,7 +64,7 @@ def write_outcome(
     if labels is None:
         names = [str(number) for number in range(cascade.experts)]
         colours = dict(zip(clusters.numbers.tolist(), clusters.experts.tolist(), strict=True))
-    asked = json.loads((folder.path / RunFile.CONFIG).read_text())
+    asked = RunFolder.read_json(folder.path / RunFile.CONFIG)
     result["seconds"]["report"] = time.perf_counter() - start
     write_cascade_report(
         folder.path / RunFile.REPORT,

@@ -126,7 +126,7 @@ def begin(job: Job, given: str | Path | None, display: StagesDisplay) -> None:
             start = Start.of(given)
             write_seen(job.dispatcher / RunFile.SEEN, job.images, before=start.mask.parent / RunFile.SEEN)
             start.copy_to(job.dispatcher, job.model, preprocessing)
-        elif (there := Start.of(job.dispatcher).identity(job.model)) != identity_of(job, Start.of(given)):
+        elif (there := identity_of(job, Start.of(job.dispatcher))) != identity_of(job, Start.of(given)):
             raise RunMismatchError(
                 f"the cascade in {job.folder} has another dispatcher",
                 expected=there,
@@ -161,7 +161,7 @@ def finish(job: Job, folder: RunFolder, display: StagesDisplay) -> Cascade:
         with display.stage(_COMBINATIONS):
             _combine(job, display).save(path)
     try:
-        cascade = Cascade.load(job.model, path).to(best_device())
+        cascade = Cascade.load(job.model, path, size=job.config.adapt.size).to(best_device())
     except MaskFileError as error:
         todo = "remove it and run the same command again (all experts are kept)"
         raise RunDamagedError(f"{path} cannot be used", found=error.what, todo=todo) from error
@@ -196,7 +196,8 @@ def _plan(job: Job) -> tuple[dict[str, float], list[str]]:
 
 
 def _dispatcher(job: Job) -> MaskedModel:
-    masked = MaskedModel.from_pretrained(job.model, job.dispatcher / RunFile.MASK, name=DISPATCHER)
+    size = job.config.adapt.size
+    masked = MaskedModel.from_pretrained(job.model, job.dispatcher / RunFile.MASK, name=DISPATCHER, size=size)
     return masked.eval().to(best_device())
 
 

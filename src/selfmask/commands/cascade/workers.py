@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import multiprocessing
 import os
 import pickle
@@ -16,10 +15,12 @@ from typing import NamedTuple
 
 import torch
 
+from ... import checked
 from ...cascade.model import expert_name
 from ...errors import ConfigError, InterruptedRunError, RunError, SelfmaskError
 from ...files import RunFile
 from ...memory import keep_memory
+from ...training import RunFolder
 from ...training.display import StagesDisplay
 from ...training.loop import stop_flag
 from .expert import train_expert
@@ -133,7 +134,7 @@ def _progress(job: Job, index: int) -> float:
     """How far an expert is, by its log."""
     try:
         lines = (job.expert(index) / RunFile.LOG).read_text().splitlines()
-        steps = json.loads((job.expert(index) / RunFile.CONFIG).read_text())["facts"]["steps"]
-        return 0.99 * float(json.loads(lines[-1])["step"]) / float(steps)
-    except (OSError, ValueError, KeyError, IndexError):  # not there yet, or half written
+        steps = RunFolder.read_json(job.expert(index) / RunFile.CONFIG)["facts"]["steps"]
+        return 0.99 * float(checked.document(lines[-1], finite=False)["step"]) / float(steps)
+    except (OSError, RunError, ValueError, TypeError, KeyError, IndexError):  # not there yet, or half written
         return 0.0
