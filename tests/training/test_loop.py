@@ -168,6 +168,20 @@ def test_a_finished_run_resumes_to_itself_and_keeps_its_numbers(tmp_path: Path, 
     assert again.result == whole.result
 
 
+@pytest.mark.parametrize("log", ["", None, '{"step": 1, "lo'])
+def test_a_log_that_was_lost_does_not_stop_a_run_whose_last_step_is_saved(
+    tmp_path: Path, whole: AdaptResult, log: str | None
+) -> None:
+    shutil.copytree(folder_of(whole), tmp_path / "run")
+    for name in ("result.json", "mask.smn", "log.jsonl"):
+        (tmp_path / "run" / name).unlink()
+    if log is not None:
+        (tmp_path / "run/log.jsonl").write_text(log)
+    again = run(tmp_path / "run", resume=True)
+    assert same(whole, again)
+    assert again.result["loss"] is None
+
+
 def test_killed_before_the_first_checkpoint_nothing_is_logged_twice(tmp_path: Path) -> None:
     class Crash(QuietDisplay):
         def line(self, line: Mapping[str, Any]) -> None:
