@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -112,3 +113,23 @@ def test_help_and_completion_come_at_once() -> None:
     assert none == still_none == []
     assert modules < 500
     assert set(some) <= set(HEAVY)
+
+
+@pytest.mark.parametrize(
+    ("variables", "waits"),
+    [({}, 0), ({"RANK": "3"}, 0), ({"RANK": "0", "WORLD_SIZE": "2"}, 0), ({"RANK": "1", "WORLD_SIZE": "2"}, 1)],
+)
+def test_errors_are_shown_whatever_the_rank(
+    tmp_path: Path, variables: dict[str, str], waits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that is not the main one only lets that one speak first."""
+    waited = list[float]()
+    monkeypatch.setattr(time, "sleep", waited.append)
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    done = selfmask("inspect", tmp_path / "nothing.smn")
+    assert done.returncode == 2
+    assert "error:" in done.stderr
+    assert len(waited) == waits

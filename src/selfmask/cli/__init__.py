@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 import warnings
 from importlib import import_module
 from typing import Any
@@ -18,6 +19,7 @@ from typer.core import TyperGroup
 
 from ..errors import InterruptedRunError, SelfmaskError
 from ..memory import keep_memory
+from .streams import lasting_streams
 
 VERBS = {
     "adapt": "Adapt a backbone to unlabelled images by learning which of its weights to switch off.",
@@ -32,6 +34,9 @@ VERBS = {
     "pretrain": "Train the network behind `selfmask/tiny` from random weights, with the training loop used for masks.",
 }
 """The verbs, with the first sentence of their own help."""
+
+
+_A_MOMENT = 2.0  # seconds; torchrun looks ten times a second whether a process has failed
 
 
 class _Verbs(TyperGroup):
@@ -72,7 +77,8 @@ def _main() -> None:
 def main() -> None:
     """The command line as a process of its own, which may use memory as suits it."""
     keep_memory()
-    app()
+    with lasting_streams():
+        app()
 
 
 def app() -> None:
@@ -85,7 +91,17 @@ def app() -> None:
     try:
         _app()
     except SelfmaskError as error:
-        if os.environ.get("RANK", "0") == "0":  # one of several processes speaks for all
-            text = f"[bold red]error:[/] {escape(str(error))}"
-            Console(stderr=True).print(text, highlight=False, soft_wrap=True)
+        _let_the_main_process_speak()
+        text = f"[bold red]error:[/] {escape(str(error))}"
+        Console(stderr=True).print(text, highlight=False, soft_wrap=True)
         sys.exit(130 if isinstance(error, InterruptedRunError) else 2)
+
+
+def _let_the_main_process_speak() -> None:
+    """Of several processes that fail alike, one is to show the error; but one that fails alone is to show it, too.
+
+    If the main one failed as well, it has spoken within a moment, and torchrun ends the others. A variable RANK alone
+    means nothing: other launchers set it.
+    """
+    if os.environ.get("WORLD_SIZE", "1") != "1" and os.environ.get("RANK", "0") != "0":
+        time.sleep(_A_MOMENT)
