@@ -87,6 +87,11 @@ def check_begun(job: Job) -> None:
             f"the cascade in {job.folder} has no router yet",
             todo="run the command that started it again (with --prepare, it stops before the experts)",
         )
+    check_images(job)
+
+
+def check_images(job: Job) -> None:
+    """Whether images are those that the cascade was begun with: stages read them again, hours later at times."""
     began = json.loads((job.folder / RunFile.CONFIG).read_text())
     if began.get("facts", {}).get("content") != (content := identity(job.images)[:16]):
         raise RunMismatchError(
