@@ -50,22 +50,14 @@ PATIENCE = 120.0  # seconds that a run may take, which is a few in fact
 BACK = (3600.0, 86400.0, 56 * 365.25 * 86400)  # seconds that the clock is set back by
 KINDS = ("kill -9", "SIGTERM", "Ctrl-C", "full disk", "read-only", "no stderr", "clock back", "new image")
 COLUMNS = ("tried", "stopped", "own errors", "equal", "lost", "tracebacks", "left behind")
-LOADED = (
-    "selfmask.cli.adapt",
-    "selfmask.cli.train",
-    "selfmask.cli.embed",
-    "selfmask.cli.cascade",
-    "selfmask.cli.display",
-    "selfmask.commands.opening",
-    "selfmask.commands.train",
-    "selfmask.commands.cascade.run",
-    "selfmask.commands.cascade.outcome",
-    "selfmask.embedding.features",
-    "selfmask.report.page",
-    "selfmask.report.cascade",
-    "matplotlib.figure",
-    "torch.utils.tensorboard",
-)
+LOADED = {
+    "embed": ("cli.embed", "commands.opening", "embedding.features"),
+    "adapt": ("cli.adapt", "cli.display", "commands.adapt", "report.page"),
+    "train": ("cli.train", "cli.display", "commands.train", "report.page"),
+    "cascade": ("cli.cascade", "cli.display", "commands.cascade.run", "commands.cascade.outcome", "report.cascade"),
+}
+TURNS = {"adapt": 2, "train": 2, "cascade": 1, "embed": 4}  # in a round: what takes long is tried less often
+ALSO = ("matplotlib.figure", "torch.utils.tensorboard")
 SMALL = ("--backbone", "selfmask/tiny", "--batch-size", "8", "--checkpoint-every", "3")
 OFTEN = (*SMALL, "--steps", "12", "--log-every", "1", "--workers")
 SHORT = (*SMALL, "--steps", "4", "--log-every", "1", "--experts", "2", "--components", "2", "--workers")
@@ -241,10 +233,15 @@ class World:
         return self._known[verb, content]
 
     def prepared(self, *more: Callable[[], None]) -> Callable[[], None]:
-        """What a new process does first: small parts, its own place for temporary files, and no special rights."""
+        """What a new process does first.
+
+        Small parts of vectors; no drawing, which takes half of the time (pages are written without figures); its own
+        place for temporary files; and no special rights.
+        """
 
         def prepare() -> None:
             import_module("selfmask.embedding.features")._PART = 8
+            import_module("matplotlib.figure").Figure.savefig = lambda _, file, **__: file.write("<svg></svg>")
             scratch = self.place / "scratch"
             scratch.mkdir(exist_ok=True)
             os.environ |= {"HOME": str(scratch), "TMPDIR": str(scratch), "MPLCONFIGDIR": str(scratch)}
@@ -499,7 +496,7 @@ def _without_stderr() -> None:
 
 def table(counts: dict[tuple[str, str], Counter[str]]) -> str:
     """Rows of faults and commands, and one of all."""
-    rows = {f"{kind:<12}{verb:<9}": counts[kind, verb] for kind in KINDS for verb in VERBS if counts[kind, verb]}
+    rows = {f"{kind:<12}{verb:<9}": counts[kind, verb] for kind in KINDS for verb in VERBS if counts.get((kind, verb))}
     rows["all"] = sum(counts.values(), Counter())
     lines = [f"{'fault':<12}{'command':<9}" + "".join(f"{column:>13}" for column in COLUMNS)]
     for name, count in rows.items():
@@ -511,14 +508,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Faults at random moments of real runs, which are then resumed.")
     parser.add_argument("--faults", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--commands", default=",".join(VERBS), help="only these, separated by commas")
     parser.add_argument("--json", action="store_true", help="print counts as JSON, for tests")
     asked = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
-    for name in LOADED:
+    verbs = [verb for verb in VERBS if verb in asked.commands.split(",")]
+    for name in (*ALSO, *(f"selfmask.{module}" for verb in verbs for module in LOADED[verb])):
         import_module(name)
     begun, chance = time.monotonic(), random.Random(asked.seed)
-    counts: dict[tuple[str, str], Counter[str]] = {(kind, verb): Counter() for kind in KINDS for verb in VERBS}
-    pairs = [pair for pair in counts for _ in range(1 if pair[1] == "cascade" else 2)]  # a cascade takes longest
+    counts: dict[tuple[str, str], Counter[str]] = {(kind, verb): Counter() for kind in KINDS for verb in verbs}
+    pairs = [pair for pair in counts for _ in range(TURNS[pair[1]])]
     place = Path(tempfile.mkdtemp())  # a TemporaryDirectory would be removed at the end of every child
     try:
         world = World(place, chance)
@@ -544,9 +543,7 @@ def main() -> int:
             if bad:
                 print(f"fault {number + 1}, {kind}, {name}: {told}", file=sys.stderr, flush=True)
             elif not asked.json:
-                print(
-                    f"\r{number + 1} of {asked.faults}: {kind}, {name}".ljust(60), end="", file=sys.stderr, flush=True
-                )
+                print(f"{number + 1} of {asked.faults}: {kind}, {name}", file=sys.stderr, flush=True)
     finally:
         shutil.rmtree(place)
     total = sum(counts.values(), Counter())
