@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
@@ -92,23 +93,26 @@ class _Sent(Dataset[Any]):
             return error
 
 
-def _received(items: Iterator[Any]) -> Iterator[Batch]:
-    while True:
-        try:
-            item = next(items, None)
-        except RuntimeError as error:
-            if "DataLoader worker" not in str(error):
-                raise
-            raise RunError(
-                "a process that prepares views was killed",
-                found=str(error).splitlines()[0],
-                todo="continue with --resume; if memory ran out, with fewer --workers, or 0",
-            ) from error
-        if item is None:
-            return
+def _received(items: Iterator[Batch | SelfmaskError]) -> Iterator[Batch]:
+    for item in items:
         if isinstance(item, SelfmaskError):
             raise item
         yield item
+
+
+@contextmanager
+def helpers_named() -> Iterator[None]:
+    """Within, the end of a process that prepares views is told as such; the loader raises it amid anything."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "DataLoader worker" not in str(error):
+            raise
+        raise RunError(
+            "a process that prepares views was killed",
+            found=str(error).splitlines()[0],
+            todo="continue with --resume; if memory ran out, with fewer --workers, or 0",
+        ) from error
 
 
 def _quiet_worker(_: int) -> None:

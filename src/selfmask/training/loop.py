@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from ..errors import ConfigError, DivergedRunError, InterruptedRunError, RunDamagedError
 from ..masking import MaskedModel
 from ..objectives import Health, Objective
-from .batches import Steps
+from .batches import Steps, helpers_named
 from .config import LoopConfig
 from .flips import FlipCounter
 from .folder import RunFolder
@@ -85,7 +85,7 @@ def train(
     sync_norm = config.sync_norm and processes.count > 1
     model.train()
     objective.train()
-    with stop_flag() as asked_to_stop:
+    with stop_flag() as asked_to_stop, helpers_named():
         end = start if guard is not None and guard.stopped else steps
         for step, batch in enumerate(batches.between(start, end, workers), start):
             progress = step / steps
