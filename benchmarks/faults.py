@@ -120,13 +120,14 @@ class Child:
             _run(words, writing, prepare)
         os.close(writing)
         self.code: int | None = None
+        self.ended = self.begun
 
     def poll(self) -> bool:
         """Whether it has ended."""
         if self.code is None:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             if pid:
-                self.code = os.waitstatus_to_exitcode(status)
+                self.code, self.ended = os.waitstatus_to_exitcode(status), time.monotonic()
         return self.code is not None
 
     def wait(self, until: float) -> bool:
@@ -231,6 +232,12 @@ class World:
             shutil.rmtree(spot)
             self._known[verb, content] = outcome, seconds
         return self._known[verb, content]
+
+    def shorten(self, verb: Verb, child: Child) -> None:
+        """Later moments are drawn from the life of the fastest run."""
+        for key, (outcome, seconds) in self._known.items():
+            if key[0] == verb:
+                self._known[key] = outcome, min(seconds, child.ended - child.begun)
 
     def prepared(self, *more: Callable[[], None]) -> Callable[[], None]:
         """What a new process does first.
@@ -461,6 +468,8 @@ class Fault:
         unclean = "Traceback" in printed or code not in (0, 2, 3, 130, -signal.SIGKILL, -signal.SIGTERM)
         if code == 1 and "Aborted" in printed:
             unclean = "Traceback" in printed
+        if code in (0, 3) and not self.told.printed:  # it was not stopped: the machine is faster by now
+            self.world.shorten(self.verb, child)
         self.told.stopped |= code not in (0, 3)
         self.told.own_errors += code == 2
         self.told.tracebacks += unclean

@@ -12,13 +12,14 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 
 from selfmask import adapt, get_masked_model
-from selfmask.commands.adapt import AdaptResult
+from selfmask.commands.adapt import Adaptation, AdaptResult
 from selfmask.data import ImageStore, open_images
 from selfmask.data.views import MultiCrop
-from selfmask.errors import ConfigError, DivergedRunError, InterruptedRunError
+from selfmask.errors import ConfigError, DivergedRunError, ImagesChangedError, InterruptedRunError
 from selfmask.objectives.heads import LinearHead
 from selfmask.objectives.supervised import Supervised
 from selfmask.objectives.swav import SwAV
@@ -260,3 +261,26 @@ def test_settings_that_cannot_work_are_refused(wrong: dict[str, Any]) -> None:
 def test_seeds_differ_by_use() -> None:
     seeds = {derive(seed, use, step) for seed in range(3) for use in ("views", "order") for step in range(50)}
     assert len(seeds) == 300
+
+
+@pytest.mark.parametrize("when", ["held_out", "objective", "guard"])
+def test_an_image_that_changes_before_the_first_step_is_noticed(
+    tmp_path: Path, when: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While images are decoded, or while something is fitted to them."""
+    photos, before = tmp_path / "photos", getattr(Adaptation, when)
+    photos.mkdir()
+    for number, (pixels, _) in enumerate(Clothes(24).items):
+        Image.fromarray(pixels.permute(1, 2, 0).numpy()).save(photos / f"{number}.png")
+
+    def replacing(self: Adaptation, *given: Any) -> Any:
+        shutil.copyfile(photos / "3.png", photos / "4.png")
+        return before(self, *given)
+
+    kept = (photos / "4.png").read_bytes()
+    monkeypatch.setattr(Adaptation, when, replacing)
+    with pytest.raises(ImagesChangedError):
+        adapt(network(), photos, config(steps=2), out=tmp_path / "run", preprocessing=HOW, report=False)
+    monkeypatch.undo()
+    (photos / "4.png").write_bytes(kept)
+    adapt(network(), photos, config(steps=2), out=tmp_path / "run", preprocessing=HOW, report=False)

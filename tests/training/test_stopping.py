@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import time
+from multiprocessing import resource_tracker
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from selfmask.training import stopping
-from selfmask.training.stopping import deaf_children, stop_flag
+from selfmask.training.stopping import deaf_children, start_deaf, stop_flag
 
 
 def closed_pipe() -> int:
@@ -80,3 +83,20 @@ def test_children_do_not_hear_and_the_parent_does() -> None:
     assert deaf.poll() is None
     deaf.kill()
     deaf.wait()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="signals as Linux tells of them")
+def test_the_first_process_that_is_started_anew_does_not_hear_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the first, `multiprocessing` starts another one of its own, and unblocks signals on the way."""
+    monkeypatch.setattr(resource_tracker, "_resource_tracker", tracker := resource_tracker.ResourceTracker())
+    for name in ("ensure_running", "getfd"):
+        monkeypatch.setattr(resource_tracker, name, getattr(tracker, name))
+    process = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(60,))
+    start_deaf(process, signal.SIGINT)
+    status = Path(f"/proc/{process.pid}/status").read_text()
+    process.kill()
+    process.join()
+    tracker._stop()
+    blocked = int(status.partition("SigBlk:")[2].split()[0], 16)
+    assert blocked & 1 << (signal.SIGINT - 1)
+    assert not blocked & 1 << (signal.SIGTERM - 1)

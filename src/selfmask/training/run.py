@@ -175,8 +175,6 @@ def run(
     ):
         same = Unchanged(images) if folder else None
         store = decoded(images, size, max_bad, display, folder)
-        if same is not None:
-            same.check()
         held_out = recipe.held_out(len(store))
         batches = Steps(
             store,
@@ -209,6 +207,8 @@ def run(
         current.objective = objective = recipe.objective(current).to(processes.device)
         groups = recipe.groups(current, objective)
         current.guard = guard = recipe.guard(current)
+        if same is not None:
+            same.check()  # all was decoded, and heads may have been fitted to images, since
         reports = [display.line, trackers.line]
         if watch is not None:
             reports.append(lambda line: watch(learner.model, line))

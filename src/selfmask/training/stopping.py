@@ -9,6 +9,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from multiprocessing import resource_tracker
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -67,3 +69,12 @@ def deaf_children(*signals: signal.Signals) -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def start_deaf(process: BaseProcess, *signals: signal.Signals) -> None:
+    """Start a process of `multiprocessing` that does not hear these signals from its first moment on."""
+    if os.name == "posix":
+        # Before, not on the way: it is started with the first process, and lets all signals through again.
+        resource_tracker.ensure_running()
+    with deaf_children(*signals):
+        process.start()

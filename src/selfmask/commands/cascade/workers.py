@@ -22,7 +22,7 @@ from ...errors import ConfigError, InterruptedRunError, RunError, SelfmaskError
 from ...files import RunFile
 from ...memory import keep_memory, share_memory
 from ...training.display import StagesDisplay
-from ...training.stopping import deaf_children, stop_flag
+from ...training.stopping import start_deaf, stop_flag
 from .expert import train_expert
 from .job import Job
 
@@ -88,8 +88,7 @@ def _begin(file: Path, index: int, workers: int, threads: int) -> _Running:
     trouble = file.with_name(f"trouble-{index}")
     arguments = (str(file), str(trouble), index, workers, threads, os.getpid())
     process = multiprocessing.get_context("spawn").Process(target=_train, args=arguments)
-    with deaf_children(signal.SIGINT):  # it is told to stop by another signal, in its turn
-        process.start()
+    start_deaf(process, signal.SIGINT)  # it is told to stop by another signal, in its turn
     return _Running(process, trouble, time.monotonic())
 
 
