@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from selfmask import MaskConfig, get_masked_model
+from selfmask import MaskConfig, cli, get_masked_model
 from selfmask.cli import VERBS, load
 
 from .inside import selfmask
@@ -133,3 +133,14 @@ def test_errors_are_shown_whatever_the_rank(
     assert done.returncode == 2
     assert "error:" in done.stderr
     assert len(waited) == waits
+
+
+def test_ctrl_c_is_no_traceback_at_any_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where typer does not listen yet."""
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "_app", interrupted)
+    done = selfmask("inspect", "a.smn")
+    assert (done.returncode, done.stderr) == (130, "Aborted.\n")

@@ -19,7 +19,7 @@ from selfmask import adapt, get_masked_model
 from selfmask.commands.adapt import Adaptation, AdaptResult
 from selfmask.data import ImageStore, open_images
 from selfmask.data.views import MultiCrop
-from selfmask.errors import ConfigError, DivergedRunError, ImagesChangedError, InterruptedRunError
+from selfmask.errors import ConfigError, DivergedRunError, ImagesChangedError, InterruptedRunError, RunWriteError
 from selfmask.objectives.heads import LinearHead
 from selfmask.objectives.supervised import Supervised
 from selfmask.objectives.swav import SwAV
@@ -284,3 +284,20 @@ def test_an_image_that_changes_before_the_first_step_is_noticed(
     monkeypatch.undo()
     (photos / "4.png").write_bytes(kept)
     adapt(network(), photos, config(steps=2), out=tmp_path / "run", preprocessing=HOW, report=False)
+
+
+def test_a_disk_that_fails_under_tensorboard_is_told_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It writes in a thread of its own, which would print a traceback."""
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    writer = pytest.importorskip("tensorboard.summary.writer.record_writer")
+    monkeypatch.setattr(writer.RecordWriter, "write", full)
+    hook = threading.excepthook
+    with pytest.raises(RunWriteError, match="No space left"):
+        run(tmp_path / "run", steps=60, track=("tensorboard",))
+    assert "Traceback" not in capsys.readouterr().err
+    assert threading.excepthook is hook

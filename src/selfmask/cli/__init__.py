@@ -95,6 +95,9 @@ def app() -> None:
         text = f"[bold red]error:[/] {escape(str(error))}"
         Console(stderr=True).print(text, highlight=False, soft_wrap=True)
         sys.exit(130 if isinstance(error, InterruptedRunError) else 2)
+    except KeyboardInterrupt:  # before typer listens, or after
+        Console(stderr=True).print("Aborted.")
+        sys.exit(130)
 
 
 def _let_the_main_process_speak() -> None:
