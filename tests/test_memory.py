@@ -163,5 +163,84 @@ def test_processes_that_train_experts_keep_theirs(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(workers, "train_expert", lambda _, index: called.append(index))
     monkeypatch.setattr(workers, "threading", SimpleNamespace(Thread=lambda **_: SimpleNamespace(start=lambda: None)))
     (tmp_path / "job").write_bytes(b"N.")  # a pickled None
-    workers._train(str(tmp_path / "job"), str(tmp_path / "trouble"), 3, torch.get_num_threads(), os.getppid())
-    assert called == ["keep", 3]
+    monkeypatch.setattr(workers, "share_memory", lambda number: called.append(f"one of {number}"))
+    workers._train(str(tmp_path / "job"), str(tmp_path / "trouble"), 3, 2, torch.get_num_threads(), os.getppid())
+    assert called == ["keep", "one of 2", 3]
+
+
+# ---- how much a process may use ------------------------------------------------------------------------------------
+
+PLENTY = 1 << 40
+
+
+def system(root: Path, lines: str, groups: dict[str, dict[str, str]]) -> Path:
+    """A root with what Linux says of control groups."""
+    (root / "proc/self").mkdir(parents=True)
+    (root / "proc/self/cgroup").write_text(lines)
+    for group, files in groups.items():
+        place = root / "sys/fs/cgroup" / group
+        place.mkdir(parents=True, exist_ok=True)
+        for name, text in files.items():
+            (place / f"memory.{name}").write_text(text + "\n")
+    return root
+
+
+def group(limit: str, used: int, high: str = "max") -> dict[str, str]:
+    """Of version 2; 300 of what is used are cached files."""
+    return {"max": limit, "high": high, "current": str(used), "stat": "anon 4\ninactive_file 300"}
+
+
+def old_group(limit: int, used: int, above: int = 1 << 62) -> dict[str, str]:
+    """Of version 1."""
+    stat = f"inactive_file 7\nhierarchical_memory_limit {above}\ntotal_inactive_file 300"
+    return {"limit_in_bytes": str(limit), "usage_in_bytes": str(used), "stat": stat}
+
+
+NESTED = "0::/jobs/7/step\n"
+OLD = "5:devices:/\n4:cpu,memory:/jobs/7\n0::/\n"
+BUDGETS = {
+    "no groups": ("", {}, PLENTY),
+    "no limit": ("0::/\n", {"": group("max", 700)}, PLENTY),
+    "a container": ("0::/\n", {"": group("1000", 700)}, 600),
+    "used up": ("0::/\n", {"": group("1000", 1500)}, 0),
+    "a limit that slows down": ("0::/\n", {"": group("5000", 700, high="900")}, 500),
+    "the innermost": (NESTED, {"": {}, "jobs": group("9000", 700), "jobs/7/step": group("1000", 700)}, 600),
+    "one above": (
+        NESTED,
+        {"jobs": group("2000", 900), "jobs/7": group("max", 800), "jobs/7/step": group("max", 7)},
+        1400,
+    ),
+    "the outermost, by what others use": (
+        NESTED,
+        {"jobs": group("9000", 9000), "jobs/7/step": group("1000", 400)},
+        300,
+    ),
+    "a path that is not seen from inside": ("0::/docker/abc\n", {"": group("1000", 700)}, 600),
+    "a path out of the namespace": ("0::/../../other\n", {"": group("1000", 700)}, 600),
+    "version 1": (OLD, {"memory/jobs/7": old_group(1000, 700)}, 600),
+    "version 1, one above": (OLD, {"memory/jobs": old_group(800, 700), "memory/jobs/7": old_group(1 << 62, 600)}, 400),
+    "version 1, one above that is not seen": (OLD, {"memory/jobs/7": old_group(1 << 62, 700, above=1000)}, 600),
+    "version 1 in a container": (OLD, {"memory": old_group(1000, 700)}, 600),
+    "nonsense": ("what?\n", {"": {"max": "?", "current": "x", "stat": "y"}}, PLENTY),
+}
+
+
+@pytest.mark.parametrize("case", BUDGETS)
+def test_every_group_above_counts(tmp_path: Path, case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    lines, groups, left = BUDGETS[case]
+    assert memory.memory_budget(PLENTY, system(tmp_path, lines, groups)) == left // 2
+
+
+def test_memory_is_divided_among_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = system(tmp_path, "0::/\n", {"": group("1500", 600)})
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert memory.memory_budget(PLENTY, root) == 300
+    monkeypatch.setattr(memory, "_sharing", 1)
+    memory.share_memory(3)
+    assert memory.memory_budget(PLENTY, root) == 100
+    assert memory.memory_budget(120, root) == 10
+
+
+def test_this_machine_has_some() -> None:
+    assert memory.memory_budget(PLENTY) > 10_000_000

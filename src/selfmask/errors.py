@@ -1,5 +1,7 @@
 """Every error a user can meet: what happened, what was expected, what was found, what to do next."""
 
+import errno
+
 from .plain import plain
 
 
@@ -130,6 +132,10 @@ class NoImagesError(DataError):
     """Nothing to read there: no such place, or no image in it."""
 
 
+class ImagesChangedError(DataError):
+    """Images were written over while they were in use."""
+
+
 class BadImageError(DataError):
     """One image that cannot be read; `found` says why."""
 
@@ -202,8 +208,16 @@ class RunExistsError(RunError):
     """The folder holds a run already."""
 
 
+class ForeignFolderError(RunError):
+    """The folder holds files, and no run of ours: what we write could take the place of them."""
+
+
 class RunBusyError(RunError):
-    """Another process is writing to this run folder."""
+    """Another process is writing to this run folder, or to this file of vectors."""
+
+
+class NoLocksError(RunError):
+    """Nothing there can keep two writers apart: the file system, or the machine, has no locks."""
 
 
 class RunMismatchError(RunError):
@@ -242,3 +256,14 @@ class InterruptedRunError(RunError):
 
 class HeadError(SelfmaskError):
     """A head that is missing, damaged, or made for other classes."""
+
+
+def unwritable(error: OSError) -> dict[str, str]:
+    """Why something could not be written, and what helps against just that: `found` and `todo` of an error."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        todo = "free some space, then try again (finished work is kept; --resume continues a run)"
+    elif error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+        todo = "make the folder writable and try again (--resume continues a run), or choose another place"
+    else:
+        todo = "choose another place"
+    return {"found": error.strerror or str(error), "todo": todo}

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import re
 import secrets
-from contextlib import suppress
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from enum import StrEnum
 from pathlib import Path
+from typing import IO
 
-from .errors import RunWriteError, SelfmaskError
+from .errors import RunWriteError, SelfmaskError, unwritable
+
+_TEMPORARY = re.compile(r"\.selfmask-[0-9a-f]{16}\.tmp")
 
 
 class RunFile(StrEnum):
@@ -18,7 +25,7 @@ class RunFile(StrEnum):
     ENVIRONMENT = "environment.json"
     LOG = "log.jsonl"
     EVENTS = "events"
-    LOCK = "lock"
+    LOCK = "selfmask.lock"
     LAST = "checkpoints/last.pt"
     BEST = "checkpoints/best.pt"
     MASK = "mask.smn"
@@ -50,25 +57,61 @@ class LogKey(StrEnum):
 
 def write_atomically(path: Path, data: bytes | memoryview, error_type: type[SelfmaskError] = RunWriteError) -> int:
     """Write beside, flush to disk, then rename: whatever happens, `path` is the old file or the new one, whole."""
-    temporary = path.parent / f".{secrets.token_hex(8)}.tmp"
     try:
         if path.exists() and not path.is_file():  # a device would be replaced by a file
-            raise IsADirectoryError("it is a folder") if path.is_dir() else OSError("it is not a regular file")
+            if path.is_dir():
+                raise IsADirectoryError(errno.EISDIR, "it is a folder")
+            raise OSError(errno.EINVAL, "it is not a regular file")
         path.parent.mkdir(parents=True, exist_ok=True)
-        # Opened by hand so that the kernel applies the umask: to read that is to set it, for all threads.
-        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), "wb") as file:
+        with replacing(path) as file:
             file.write(data)
+    except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
+        why = unwritable(error) if isinstance(error, OSError) else {"found": str(error), "todo": "choose another name"}
+        raise error_type(
+            f"cannot write {path}; whatever stood at this name is untouched",
+            expected="a file name in a folder that can be written, with room on the disk",
+            **why,
+        ) from error
+    return len(data)
+
+
+@contextmanager
+def replacing(path: Path, beside: Path | None = None) -> Iterator[IO[bytes]]:
+    """A file to write, that takes the place of `path` when it is whole and on the disk, and else is removed.
+
+    beside: the folder to write it in, if that should be another than where it will be.
+    """
+    temporary = (beside or path.parent) / f".selfmask-{secrets.token_hex(8)}.tmp"
+    try:
+        # Opened by hand so that the kernel applies the umask: to read that is to set it, for all threads.
+        with os.fdopen(os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666), "w+b") as file:
+            yield file
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
-    except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
-        raise error_type(
-            f"cannot write {path}",
-            expected="a file name in a folder that can be written, with room on the disk",
-            found=getattr(error, "strerror", None) or error,
-            todo="choose another place; whatever stood at this name is untouched",
-        ) from error
+        sync_folder(path.parent)
     finally:  # on Ctrl-C too; after success there is nothing left to remove
         with suppress(OSError, ValueError):
             temporary.unlink()
-    return len(data)
+
+
+def sync_folder(folder: Path) -> None:
+    """Names on the disk, too: without it, a power cut could bring back the file that was replaced."""
+    with suppress(OSError):  # not everywhere can a folder be opened
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def remove_temporaries(*folders: Path, age: float = 0.0) -> None:
+    """Remove what a process that was killed left half-written, for whoever knows that it is gone.
+
+    age: seconds since they were written to, for whoever does not know.
+    """
+    for folder in folders:
+        with suppress(OSError):
+            for file in folder.iterdir():
+                if _TEMPORARY.fullmatch(file.name) and (not age or time.time() - file.stat().st_mtime > age):
+                    file.unlink(missing_ok=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import struct
+import subprocess
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from selfmask.maskfile.manifest import hashed_words
 from tests.maskfile.test_opening import Counted
 from tests.training.small import network
 
-from .small import EXPERTS, clothes, fitted
+from .small import EXPERTS, clothes, fitted, pixels
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +46,23 @@ def test_no_temporary_files(cascade: Cascade, tmp_path: Path, monkeypatch: pytes
     Cascade.load(network().eval(), tmp_path / "a.smn")
     inspect_cascade(tmp_path / "a.smn")
     assert [path.name for path in tmp_path.iterdir()] == ["a.smn"]
+
+
+def test_a_loaded_cascade_has_no_need_of_its_file(cascade: Cascade, file: Path, tmp_path: Path) -> None:
+    """`cp` writes into the file that is there: whoever had mapped it would see other weights from then on."""
+    loaded, images = Cascade.load(network().eval(), file), pixels(20)
+    opened = open_cascade(file)
+    with torch.no_grad():
+        before = loaded(images)
+    other = tmp_path / "other.smn"
+    other.write_bytes(bytes(file.stat().st_size))
+    subprocess.run(["cp", other, file], check=True)
+    with torch.no_grad():
+        assert torch.equal(loaded(images), before)
+        assert torch.equal(Cascade.load(network().eval(), opened)(images), before)  # nor has one that was only opened
+    file.unlink()
+    with torch.no_grad():
+        assert torch.equal(loaded(images), before)
 
 
 def test_a_file_is_opened_and_read_once_and_each_part_hashed_once(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

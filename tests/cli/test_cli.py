@@ -3,13 +3,14 @@
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
-from selfmask import MaskConfig, get_masked_model
+from selfmask import MaskConfig, cli, get_masked_model
 from selfmask.cli import VERBS, load
 
 from .inside import selfmask
@@ -112,3 +113,34 @@ def test_help_and_completion_come_at_once() -> None:
     assert none == still_none == []
     assert modules < 500
     assert set(some) <= set(HEAVY)
+
+
+@pytest.mark.parametrize(
+    ("variables", "waits"),
+    [({}, 0), ({"RANK": "3"}, 0), ({"RANK": "0", "WORLD_SIZE": "2"}, 0), ({"RANK": "1", "WORLD_SIZE": "2"}, 1)],
+)
+def test_errors_are_shown_whatever_the_rank(
+    tmp_path: Path, variables: dict[str, str], waits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that is not the main one only lets that one speak first."""
+    waited = list[float]()
+    monkeypatch.setattr(time, "sleep", waited.append)
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    done = selfmask("inspect", tmp_path / "nothing.smn")
+    assert done.returncode == 2
+    assert "error:" in done.stderr
+    assert len(waited) == waits
+
+
+def test_ctrl_c_is_no_traceback_at_any_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where typer does not listen yet."""
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "_app", interrupted)
+    done = selfmask("inspect", "a.smn")
+    assert (done.returncode, done.stderr) == (130, "Aborted.\n")

@@ -62,6 +62,13 @@ def test_embed_writes_vectors_and_lists_bad_files(tmp_path: Path, weights: Path)
     assert not (tmp_path / "f.npz.bad.txt").exists()  # it was of the earlier file
 
 
+def test_embed_leaves_a_file_that_only_has_the_name_of_a_list(tmp_path: Path, weights: Path) -> None:
+    photos, notes = pictures(tmp_path / "photos", 9), tmp_path / "f.npz.bad.txt"
+    notes.write_text("my own notes\n")
+    assert run("embed", NAME, photos, "--weights", weights, "--out", tmp_path / "f.npz").exit_code == 0
+    assert notes.read_text() == "my own notes\n"
+
+
 def test_embed_json_is_json_alone(tmp_path: Path, mask: Path, weights: Path) -> None:
     photos = pictures(tmp_path / "photos", 9, bad=(8,))
     result = run("embed", mask, photos, "--weights", weights, "--out", tmp_path / "f.parquet", "--json")

@@ -10,9 +10,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 
-from selfmask.cli.display import ConsoleDisplay
+from selfmask.cli.display import ConsoleDisplay, ConsoleStages
 from tests.cli.inside import selfmask
 from tests.cli.small import SMALL, fine, kept, refused
 
@@ -35,6 +37,18 @@ def stop_at(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
             os.kill(os.getpid(), signal.SIGINT)
 
     monkeypatch.setattr(ConsoleDisplay, "line", stopping)
+
+
+def stop_stages_at(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+    """The same, where runs are stages of a larger job."""
+    line = ConsoleStages.line
+
+    def stopping(self: ConsoleStages, numbers: Mapping[str, Any]) -> None:
+        line(self, numbers)
+        if numbers["step"] == step:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(ConsoleStages, "line", stopping)
 
 
 EVERY = ("--log-every", "1", "--checkpoint-every", "10", "--steps", "4", "--batch-size", "8")
@@ -107,3 +121,60 @@ def test_cascades_and_comparisons_know_all_their_settings(photos: Path, tmp_path
     fine(selfmask("compare", "--resume", tmp_path / "compare", "--methods", "frozen,linear"))  # more may be added
     done = fine(selfmask("compare", "--resume", tmp_path / "compare", "--json"))
     assert set(json.loads(done.stdout)["cells"]) == {"frozen-0.5-0", "linear-0.5-0"}
+
+
+def bitmaps(folder: Path, count: int) -> Path:
+    """All of the same number of bytes."""
+    chance = np.random.default_rng(0)
+    folder.mkdir()
+    for i in range(count):
+        Image.fromarray(chance.integers(0, 256, (32, 32, 3), np.uint8)).save(folder / f"{i:03d}.bmp")
+    return folder
+
+
+@pytest.mark.parametrize("verb", ["adapt", "cascade"])
+def test_replaced_images_are_noticed_and_put_back_it_goes_on(
+    tmp_path: Path, verb: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """102 of 120, of the same size and with the same time."""
+    images, cut = bitmaps(tmp_path / "images", 120), tmp_path / "cut"
+    words = (verb, images, "--backbone", "selfmask/tiny", *EVERY, "--no-gate")
+    words += ("--experts", "2", "--components", "2") if verb == "cascade" else ()
+    with monkeypatch.context() as patch:
+        stop_at(patch, 2) if verb == "adapt" else stop_stages_at(patch, 2)
+        assert selfmask(*words, "--out", cut).returncode == 130
+    before, kept = state(cut), {file: (file.read_bytes(), file.stat()) for file in sorted(images.iterdir())}
+    for file, (data, times) in list(kept.items())[:102]:
+        file.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+        os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
+    refused(selfmask(verb, "--resume", cut), "was started with other settings", "data = ")
+    assert {**state(cut), "config.json": ""} == {**before, "config.json": ""}  # a cascade may change its own until then
+    for file, (data, _) in kept.items():
+        file.write_bytes(data)
+    fine(selfmask(verb, "--resume", cut))
+    fine(selfmask(*words, "--out", tmp_path / "whole"))
+    name = "mask.smn" if verb == "adapt" else "cascade.smn"
+    assert (cut / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+def test_a_folder_is_the_same_with_a_slash_at_its_end(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "ph").symlink_to(photos)
+    monkeypatch.chdir(tmp_path)
+    for first, second in (("ph", "ph/"), ("ph/", "ph"), ("ph", "./ph/."), ("ph", tmp_path / "ph/")):
+        out = f"run{len(list(tmp_path.iterdir()))}"
+        fine(selfmask("adapt", first, *SMALL, "--out", out))
+        fine(selfmask("adapt", second, "--resume", f"{out}/"))
+
+
+@pytest.mark.parametrize("verb", ["adapt", "train", "pretrain", "cascade", "compare"])
+def test_no_verb_writes_to_a_folder_of_other_files(photos: Path, tmp_path: Path, verb: str) -> None:
+    files = {"config.json": '{"port": 80}', "report.html": "mine", ".cache.tmp": "mine", "log.jsonl": '{"level": 1}\n'}
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    before = state(tmp_path)
+    words = ("--steps", "2", "--batch-size", "8") if verb == "pretrain" else SMALL
+    refused(selfmask(verb, photos, *words, "--out", tmp_path), "contains files, but no run", "nothing was changed")
+    assert state(tmp_path) == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(files)

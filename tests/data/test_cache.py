@@ -13,7 +13,6 @@ from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional as transforms
 
 from selfmask.data import Images, ImageStore, open_images
-from selfmask.data.cache import _half_of_available
 from selfmask.errors import ConfigError, NoImagesError, TooManyBadImagesError
 
 
@@ -239,20 +238,6 @@ def test_an_estimate_that_was_too_low_is_corrected(tmp_path: Path) -> None:
     images = open_images(tmp_path)
     assert not ImageStore(images, side=64, memory=100_000).cached
     assert ImageStore(images, side=64, memory=1_000_000).cached
-
-
-def test_default_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
-    assert _half_of_available(tmp_path) > 50_000_000
-    # as in a container: 1000 allowed, 700 used, of which 300 are cached files
-    (tmp_path / "memory.max").write_text("1000\n")
-    (tmp_path / "memory.current").write_text("700\n")
-    (tmp_path / "memory.stat").write_text("anon 400\ninactive_file 300\n")
-    assert _half_of_available(tmp_path) == 300
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
-    assert _half_of_available(tmp_path) == 100
-    (tmp_path / "memory.max").write_text("max\n")
-    assert _half_of_available(tmp_path) > 10_000_000
 
 
 def test_settings_are_checked(tmp_path: Path) -> None:

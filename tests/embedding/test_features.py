@@ -1,10 +1,12 @@
 """Files of vectors: right, whole, and the same whatever happened on the way."""
 
 import os
+import shutil
 import signal
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -18,7 +20,14 @@ from selfmask.embedding import features
 from selfmask.embedding.embedder import Embedder
 from selfmask.embedding.features import Written, write_features
 from selfmask.embedding.vectors import embed
-from selfmask.errors import BadImageError, EvaluationError, FeaturesWriteError, MissingExtraError
+from selfmask.errors import (
+    BadImageError,
+    EvaluationError,
+    FeaturesWriteError,
+    ImagesChangedError,
+    MissingExtraError,
+    RunBusyError,
+)
 
 from ..processes import PROCESSES
 from .samples import HOW, embedder, pictures, tiny
@@ -156,7 +165,7 @@ def test_a_torn_part_is_made_again(tmp_path: Path) -> None:
         write(out, Numbered(100, stop_at=90))
     parts = sorted((tmp_path / "f.npz.partial").glob("*-*.npz"))
     parts[2].write_bytes(parts[2].read_bytes()[:100])
-    assert write(out, Numbered(100))[0].resumed == 32
+    assert write(out, Numbered(100))[0].resumed == 64  # all others are kept
     write(tmp_path / "whole.npz", Numbered(100))
     assert out.read_bytes() == (tmp_path / "whole.npz").read_bytes()
 
@@ -171,7 +180,6 @@ def test_other_input_starts_over_and_says_what_differs(tmp_path: Path) -> None:
         "model": (Numbered(100), Embedder("tiny", other_model, HOW, 256), 8),
         "model, preprocessing": (Numbered(100), other_size, 8),
         "images": (Numbered(99), embedder(), 8),
-        "images, pixels": (Numbered(100, side=17), embedder(), 8),
         "batch size": (Numbered(100), embedder(), 16),
     }
     for case, (images, model, batch_size) in cases.items():
@@ -185,6 +193,15 @@ def test_other_input_starts_over_and_says_what_differs(tmp_path: Path) -> None:
         assert foreign.read_text() == "keep"
         foreign.unlink()
         foreign.parent.rmdir()  # nothing of ours is left in it
+
+
+def test_other_pixels_under_the_same_names_are_embedded_again(tmp_path: Path) -> None:
+    out = tmp_path / "f.npz"
+    with pytest.raises(KeyboardInterrupt):
+        write(out, Numbered(100, stop_at=90))
+    written, said = write(out, Numbered(100, side=17))
+    assert written.resumed == 0
+    assert "80 are embedded again" in said[0]
 
 
 def test_what_stood_there_stays_until_the_new_file_is_whole(tmp_path: Path) -> None:
@@ -239,7 +256,7 @@ def test_a_full_disk_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
     def full(file: int) -> None:
         calls.append(file)
-        if len(calls) == 4:
+        if len(calls) == 7:  # each file, and the folder after it
             raise OSError(28, "No space left on device")
         original(file)
 
@@ -255,3 +272,112 @@ def test_nothing_but_bad_images_is_an_error(tmp_path: Path) -> None:
     images = open_images(pictures(tmp_path / "photos", 3, bad=(0, 1, 2)))
     with pytest.raises(EvaluationError, match="none of the 3"):
         write(tmp_path / "f.npz", images)
+
+
+def replace(file: Path, by: Path) -> None:
+    """By another image, with the time of the old one."""
+    before = file.stat()
+    shutil.copyfile(by, file)
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def stop() -> None:
+    raise KeyboardInterrupt
+
+
+def watched(monkeypatch: pytest.MonkeyPatch, photos: Path, at: int | None = None, do: Any = None) -> Any:
+    """The images of a folder, with a note of which are decoded; at one of them, something is done first."""
+    images, asked = open_images(photos), list[int]()
+    load = type(images).load
+
+    def noted(self: Any, i: int, *, near: int | None = None) -> Tensor:
+        asked.append(i)
+        if i == at and asked.count(i) == 1:
+            do()
+        return load(self, i, near=near)
+
+    monkeypatch.setattr(type(images), "load", noted)
+    return images, asked
+
+
+def test_a_replaced_image_is_embedded_again_and_only_its_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    photos, out = pictures(tmp_path / "photos", 100), tmp_path / "f.npz"
+    with monkeypatch.context() as patch:
+        images, _ = watched(patch, photos, 90, stop)
+        with pytest.raises(KeyboardInterrupt):
+            write(out, images)
+    replace(photos / "0020.png", photos / "0021.png")
+    with monkeypatch.context() as patch:
+        images, asked = watched(patch, photos)
+        written, said = write(out, images)
+    assert written.resumed == 64
+    assert "16 are embedded again" in said[0]
+    assert "64 of 100" in said[1]
+    assert sorted(asked) == [*range(16, 32), *range(80, 100)]
+    write(tmp_path / "whole.npz", open_images(photos))
+    assert out.read_bytes() == (tmp_path / "whole.npz").read_bytes()
+    assert np.array_equal(read(out)[1][20], read(out)[1][21])
+
+
+def test_an_image_that_is_replaced_meanwhile_is_embedded_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    photos, out = pictures(tmp_path / "photos", 60), tmp_path / "f.npz"
+    with monkeypatch.context() as patch:
+        images, asked = watched(patch, photos, 50, lambda: replace(photos / "0003.png", photos / "0004.png"))
+        write(out, images)
+    assert sorted(asked) == sorted([*range(60), *range(16)])
+    write(tmp_path / "whole.npz", open_images(photos))
+    assert out.read_bytes() == (tmp_path / "whole.npz").read_bytes()
+
+
+def test_images_that_never_stay_the_same_are_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    photos, turn = pictures(tmp_path / "photos", 20), list[int]()
+    images = open_images(photos)
+    load = type(images).load
+
+    def restless(self: Any, i: int, *, near: int | None = None) -> Tensor:
+        if i == 7:
+            turn.append(i)
+            replace(photos / "0003.png", photos / f"{len(turn) % 2:04d}.png")
+        return load(self, i, near=near)
+
+    monkeypatch.setattr(type(images), "load", restless)
+    with pytest.raises(ImagesChangedError, match="faster"):
+        write(tmp_path / "f.npz", images)
+    assert not (tmp_path / "f.npz").exists()
+
+
+def test_two_at_once_the_second_is_refused_and_deletes_nothing(tmp_path: Path) -> None:
+    out, partial = tmp_path / "f.npz", tmp_path / "f.npz.partial"
+    process = PROCESSES.Process(target=write_until_stuck, args=(out,))
+    process.start()
+    while process.is_alive() and len(list(partial.glob("*-*.npz"))) < 3:
+        time.sleep(0.01)
+    before = {path.name for path in partial.iterdir()}
+    for images, batch_size in ((Numbered(200), 8), (Numbered(20), 4)):  # the same work, and other work
+        with pytest.raises(RunBusyError, match="another run is writing"):
+            write(out, images, batch_size=batch_size)
+    assert before <= {path.name for path in partial.iterdir()}
+    assert process.is_alive()
+    process.kill()
+    process.join()
+    assert write(out, Numbered(200))[0].resumed >= 48
+    assert list(tmp_path.iterdir()) == [out]
+
+
+def test_files_of_others_in_the_folder_of_parts_are_left(tmp_path: Path) -> None:
+    partial = tmp_path / "f.npz.partial"
+    partial.mkdir()
+    for name in ("mine.tmp", ".mine.tmp", "all.0123abcd.tmp", "notes.json"):
+        (partial / name).write_text("{}")
+    write(tmp_path / "f.npz", Numbered(20))
+    assert {path.name for path in partial.iterdir()} == {"mine.tmp", ".mine.tmp", "all.0123abcd.tmp", "notes.json"}
+
+
+def test_a_clock_that_was_set_back_to_its_beginning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Archives know no year before 1980, machines without a battery do."""
+    monkeypatch.setattr(time, "time", lambda: 0.0)
+    write(tmp_path / "f.npz", Numbered(20))
+    monkeypatch.undo()
+    monkeypatch.setattr(features, "_PART", 16)
+    write(tmp_path / "g.npz", Numbered(20))
+    assert (tmp_path / "f.npz").read_bytes() == (tmp_path / "g.npz").read_bytes()

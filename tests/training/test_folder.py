@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
 import torch
 
-from selfmask.errors import RunBusyError, RunDamagedError, RunExistsError, RunMismatchError, RunWriteError
+from selfmask.errors import (
+    ForeignFolderError,
+    RunBusyError,
+    RunDamagedError,
+    RunExistsError,
+    RunMismatchError,
+    RunWriteError,
+)
 from selfmask.training import RunFolder
 
 from ..processes import PROCESSES
@@ -60,11 +68,68 @@ def test_resuming_nothing_begins(tmp_path: Path) -> None:
     assert (tmp_path / "new" / "config.json").exists()
 
 
-def test_what_a_killed_run_left_half_written_is_removed(tmp_path: Path) -> None:
+def test_what_a_killed_run_left_half_written_is_removed_and_nothing_else(tmp_path: Path) -> None:
     finished_run(tmp_path)
-    (tmp_path / "checkpoints" / ".0123456789abcdef.tmp").write_text("half")
+    for name in (".selfmask-0123456789abcdef.tmp", "checkpoints/.selfmask-0123456789abcdef.tmp"):
+        (tmp_path / name).write_text("half")
+    mine = [".0123456789abcdef.tmp", ".mine.tmp", "a.tmp", ".selfmask-notes.tmp"]
+    for name in mine:
+        (tmp_path / name).write_text("keep")
     open_run(tmp_path, resume=True).close()
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["last.pt"]
+    assert {path.name for path in tmp_path.iterdir() if path.suffix == ".tmp"} == set(mine)
+
+
+def contents(folder: Path) -> dict[str, tuple[str, int]]:
+    return {
+        str(file.relative_to(folder)): (file.read_text(), file.stat().st_mtime_ns)
+        for file in folder.rglob("*")
+        if file.is_file()
+    }
+
+
+FOREIGN = [
+    {"config.json": '{"port": 80}', "report.html": "mine", ".cache.tmp": "mine"},
+    {"config.json": '{"verb": "adapt"}'},
+    {"config.json": "[1, 2]"},
+    {"config.json": "{"},
+    {"log.jsonl": '{"level": "info"}\n'},
+    {"lock": ""},
+    {"lock.txt": "pid 7"},
+    {"result.json": "{}", "environment.json": "{}"},
+    {"checkpoints/last.pt": "mine"},
+    {"photo.jpg": "mine"},
+]
+
+
+@pytest.mark.parametrize("resume", [False, True])
+@pytest.mark.parametrize("files", FOREIGN)
+def test_a_folder_that_is_no_run_is_refused_and_not_touched(
+    tmp_path: Path, files: dict[str, str], resume: bool
+) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    before = contents(tmp_path)
+    with pytest.raises(ForeignFolderError, match="nothing was changed") as caught:
+        open_run(tmp_path, resume)
+    assert sorted(files)[0].partition("/")[0] in str(caught.value)
+    assert contents(tmp_path) == before
+    assert not list(tmp_path.glob("selfmask*"))
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_run_that_was_killed_before_it_wrote_anything_is_a_run(tmp_path: Path, resume: bool) -> None:
+    RunFolder(tmp_path, resume=False).close()
+    (tmp_path / ".selfmask-0123456789abcdef.tmp").write_text("half")  # of its first file
+    open_run(tmp_path, resume).close()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "environment.json", "selfmask.lock"]
+
+
+def test_a_run_of_an_earlier_release_is_a_run(tmp_path: Path) -> None:
+    finished_run(tmp_path)
+    (tmp_path / "selfmask.lock").rename(tmp_path / "lock")
+    open_run(tmp_path, resume=True).close()
 
 
 def hold(path: Path, told: Connection) -> None:
@@ -111,6 +176,32 @@ def test_the_log_is_cut_back_to_the_checkpoint_and_survives_a_torn_line(tmp_path
         assert [line["step"] for line in folder.read_log()] == [1, 2, 3]
         folder.log({"step": 4, "loss": 1.0})
         assert len(folder.read_log()) == 4
+
+
+@pytest.mark.parametrize("line", ['{"level": "info"}', "[1]", "7", '{"step": "one"}', '{"step": 1, "loss": null}'])
+def test_a_log_of_something_else_is_named(tmp_path: Path, line: str) -> None:
+    with open_run(tmp_path) as folder:
+        folder.log({"step": 1, "loss": 1.5})
+        with (tmp_path / "log.jsonl").open("a") as file:
+            file.write(f"{line}\n")
+        with pytest.raises(RunDamagedError, match="line 2"):
+            folder.read_log()
+
+
+def test_the_log_is_on_the_disk_before_the_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced, fsync = list[str](), os.fsync
+
+    def record(descriptor: int) -> None:
+        synced.append(Path(f"/proc/self/fd/{descriptor}").resolve().name)
+        fsync(descriptor)
+
+    with open_run(tmp_path) as folder:
+        folder.log({"step": 1, "loss": 1.5})
+        monkeypatch.setattr(os, "fsync", record)
+        folder.save_checkpoint("last", {"step": 1})
+    assert synced[0] == "log.jsonl"
+    assert synced[1].endswith(".tmp")  # the checkpoint, not yet under its name
+    assert synced[2] == "checkpoints"  # the folder: its new name
 
 
 def test_checkpoints_come_back_and_damaged_ones_are_named(tmp_path: Path) -> None:

@@ -1,14 +1,24 @@
-"""`kill -9` at any moment, then resume: the mask comes out the same to the bit."""
+"""`kill -9`, or a signal to the whole group, at any moment, then resume: the mask comes out the same to the bit."""
 
 from __future__ import annotations
 
 import json
+import multiprocessing
+import os
 import random
 import signal
+import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
 
 from selfmask import adapt
+from selfmask.errors import InterruptedRunError, RunError
+from selfmask.training.display import QuietDisplay
 
 from ..processes import PROCESSES
 from .small import HOW, Clothes, config, network
@@ -16,8 +26,8 @@ from .small import HOW, Clothes, config, network
 STEPS, KILLS = 60, 3
 
 
-def run(out: Path) -> None:
-    settings = config(steps=STEPS, checkpoint_every=7)
+def run(out: Path, workers: int = 0) -> None:
+    settings = config(steps=STEPS, checkpoint_every=7, workers=workers)
     adapt(network(dropout=0.1), Clothes(), settings, out=out, resume=True, preprocessing=HOW, report=False)
 
 
@@ -42,3 +52,44 @@ def test_killed_at_random_and_resumed_it_ends_in_the_same_mask(tmp_path: Path) -
     assert not list(cut.glob("**/*.tmp"))
     assert [json.loads(line)["step"] for line in (cut / "log.jsonl").read_text().splitlines()] == [*range(1, STEPS + 1)]
     assert (cut / "mask.smn").read_bytes() == (whole / "mask.smn").read_bytes()
+
+
+def run_in_a_group(out: Path) -> None:
+    """As a scheduler or a terminal would start it: with its helpers in a group of its own."""
+    os.setsid()
+    try:
+        run(out, workers=2)
+    except InterruptedRunError:
+        sys.exit(130)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_the_whole_group_ends_with_a_checkpoint(tmp_path: Path, number: int) -> None:
+    """Processes that prepare views get it, too."""
+    child = PROCESSES.Process(target=run_in_a_group, args=(tmp_path / "cut",))
+    child.start()
+    while child.is_alive() and lines(tmp_path / "cut") < 10:
+        time.sleep(0.002)
+    assert child.pid is not None
+    os.killpg(child.pid, number)
+    child.join()
+    assert child.exitcode == 130
+    step = torch.load(tmp_path / "cut/checkpoints/last.pt", weights_only=True)["step"]
+    assert step == lines(tmp_path / "cut") >= 10
+    run(tmp_path / "cut", workers=2)
+    run(tmp_path / "whole")
+    assert (tmp_path / "cut/mask.smn").read_bytes() == (tmp_path / "whole/mask.smn").read_bytes()
+
+
+def test_a_killed_helper_is_named(tmp_path: Path) -> None:
+    """By the system, say, when memory runs out."""
+
+    class Killer(QuietDisplay):
+        def line(self, line: Mapping[str, Any]) -> None:
+            if line["step"] == 10:
+                multiprocessing.active_children()[0].kill()
+
+    settings = config(steps=STEPS, checkpoint_every=7, workers=2)
+    with pytest.raises(RunError, match=r"was killed[\s\S]*--resume"):
+        adapt(network(), Clothes(), settings, out=tmp_path / "cut", preprocessing=HOW, report=False, display=Killer())
+    assert (tmp_path / "cut/checkpoints/last.pt").exists()

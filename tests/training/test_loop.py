@@ -12,13 +12,14 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 
 from selfmask import adapt, get_masked_model
-from selfmask.commands.adapt import AdaptResult
+from selfmask.commands.adapt import Adaptation, AdaptResult
 from selfmask.data import ImageStore, open_images
 from selfmask.data.views import MultiCrop
-from selfmask.errors import ConfigError, DivergedRunError, InterruptedRunError
+from selfmask.errors import ConfigError, DivergedRunError, ImagesChangedError, InterruptedRunError, RunWriteError
 from selfmask.objectives.heads import LinearHead
 from selfmask.objectives.supervised import Supervised
 from selfmask.objectives.swav import SwAV
@@ -168,6 +169,20 @@ def test_a_finished_run_resumes_to_itself_and_keeps_its_numbers(tmp_path: Path, 
     assert again.result == whole.result
 
 
+@pytest.mark.parametrize("log", ["", None, '{"step": 1, "lo'])
+def test_a_log_that_was_lost_does_not_stop_a_run_whose_last_step_is_saved(
+    tmp_path: Path, whole: AdaptResult, log: str | None
+) -> None:
+    shutil.copytree(folder_of(whole), tmp_path / "run")
+    for name in ("result.json", "mask.smn", "log.jsonl"):
+        (tmp_path / "run" / name).unlink()
+    if log is not None:
+        (tmp_path / "run/log.jsonl").write_text(log)
+    again = run(tmp_path / "run", resume=True)
+    assert same(whole, again)
+    assert again.result["loss"] is None
+
+
 def test_killed_before_the_first_checkpoint_nothing_is_logged_twice(tmp_path: Path) -> None:
     class Crash(QuietDisplay):
         def line(self, line: Mapping[str, Any]) -> None:
@@ -246,3 +261,43 @@ def test_settings_that_cannot_work_are_refused(wrong: dict[str, Any]) -> None:
 def test_seeds_differ_by_use() -> None:
     seeds = {derive(seed, use, step) for seed in range(3) for use in ("views", "order") for step in range(50)}
     assert len(seeds) == 300
+
+
+@pytest.mark.parametrize("when", ["held_out", "objective", "guard"])
+def test_an_image_that_changes_before_the_first_step_is_noticed(
+    tmp_path: Path, when: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While images are decoded, or while something is fitted to them."""
+    photos, before = tmp_path / "photos", getattr(Adaptation, when)
+    photos.mkdir()
+    for number, (pixels, _) in enumerate(Clothes(24).items):
+        Image.fromarray(pixels.permute(1, 2, 0).numpy()).save(photos / f"{number}.png")
+
+    def replacing(self: Adaptation, *given: Any) -> Any:
+        shutil.copyfile(photos / "3.png", photos / "4.png")
+        return before(self, *given)
+
+    kept = (photos / "4.png").read_bytes()
+    monkeypatch.setattr(Adaptation, when, replacing)
+    with pytest.raises(ImagesChangedError):
+        adapt(network(), photos, config(steps=2), out=tmp_path / "run", preprocessing=HOW, report=False)
+    monkeypatch.undo()
+    (photos / "4.png").write_bytes(kept)
+    adapt(network(), photos, config(steps=2), out=tmp_path / "run", preprocessing=HOW, report=False)
+
+
+def test_a_disk_that_fails_under_tensorboard_is_told_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It writes in a thread of its own, which would print a traceback."""
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    writer = pytest.importorskip("tensorboard.summary.writer.record_writer")
+    monkeypatch.setattr(writer.RecordWriter, "write", full)
+    hook = threading.excepthook
+    with pytest.raises(RunWriteError, match="No space left"):
+        run(tmp_path / "run", steps=60, track=("tensorboard",))
+    assert "Traceback" not in capsys.readouterr().err
+    assert threading.excepthook is hook

@@ -20,7 +20,8 @@ from typer.core import TyperGroup
 from ..errors import BaseWarning, InterruptedRunError, SelfmaskError
 from ..memory import keep_memory
 from ..plain import plain
-from .console import error_as_json, print_error, print_json, show_warning
+from .console import Console, error_as_json, print_error, print_json, show_warning
+from .streams import lasting_streams
 
 _NO_MEMORY = re.compile("can't allocate memory|out of memory", re.IGNORECASE)
 VERBS = {
@@ -101,7 +102,8 @@ def _main() -> None:
 def main() -> None:
     """The command line as a process of its own, which may use memory as suits it."""
     keep_memory()
-    app()
+    with lasting_streams():
+        app()
 
 
 def app() -> None:
@@ -126,6 +128,9 @@ def app() -> None:
             if not error.of_main:  # of what stops them all, the main one speaks
                 print_error(error, process=None if rank == "0" else rank)
             sys.exit(130 if isinstance(error, InterruptedRunError) else 2)
+        except KeyboardInterrupt:  # before typer listens, or after
+            Console(stderr=True).say("Aborted.")
+            sys.exit(130)
 
 
 def _run() -> None:

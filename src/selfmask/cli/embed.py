@@ -134,12 +134,26 @@ def say_scale(cascade: Cascade, say: Callable[[str], None]) -> None:
 
 def list_bad(out: Path, written: Written) -> Path | None:
     """Name the images without a vector in a file next to the output; None if there are none."""
+    from ..errors import FeaturesWriteError
+    from ..files import write_atomically
+
     listed = out.with_name(f"{out.name}.bad.txt")
     if not written.bad:
-        listed.unlink(missing_ok=True)  # of an earlier run
+        if _is_list(listed):  # of an earlier run
+            listed.unlink(missing_ok=True)
         return None
-    listed.write_text("".join(f"{plain(name)}\t{plain(why)}\n" for name, why in written.bad), encoding="utf-8")
+    text = "".join(f"{plain(name)}\t{plain(why)}\n" for name, why in written.bad)
+    write_atomically(listed, text.encode("utf-8", "backslashreplace"), FeaturesWriteError)
     return listed
+
+
+def _is_list(file: Path) -> bool:
+    """Whether a file is such a list, and not somebody else's of the same name."""
+    try:
+        lines = file.read_bytes().splitlines()
+    except OSError:
+        return False
+    return all(b"\t" in line for line in lines)
 
 
 def may_use(name: str) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -41,13 +40,12 @@ def check_labels(labelled: Labelled | None) -> None:
 def write_mask(masked: MaskedModel, folder: RunFolder) -> dict[str, Any]:
     """Write mask.smn; what it came to, and how the loop went."""
     log = folder.read_log()
-    loss = log[-1][LogKey.LOSS]
     return {
         "mask_bytes": masked.save_pretrained(folder.path / RunFile.MASK),
         "one_bit_bytes": -(-masked.num_masked // 8),
         "base_bytes": sum(4 * parameter.numel() for parameter in masked.base.parameters()),
         "active": masked.sparsity()["total"],
-        "loss": loss if math.isfinite(loss) else None,
+        "loss": folder.last_loss,
         "troubles": [
             {key.value: line[key] for key in (LogKey.STEP, LogKey.TROUBLE, LogKey.ANSWER)}
             for line in log

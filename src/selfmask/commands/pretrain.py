@@ -17,7 +17,7 @@ from ..data.images import MAX_PIXELS
 from ..data.partition import LearnedSplit, open_to_learn
 from ..data.views import ViewsConfig
 from ..errors import ConfigError, RunWriteError
-from ..files import LogKey, write_atomically
+from ..files import write_atomically
 from ..objectives import Objective
 from ..objectives.heads import LinearHead
 from ..objectives.supervised import Supervised
@@ -134,7 +134,7 @@ class Pretraining(Recipe):
     def finish(self, run: Run) -> dict[str, Any]:
         assert run.folder is not None
         write_atomically(run.folder.path / WEIGHTS, save(half(run.learner.model)), RunWriteError)
-        return {"steps": run.steps, "loss": run.folder.read_log()[-1][LogKey.LOSS], "seconds": run.seconds()}
+        return {"steps": run.steps, "loss": run.folder.last_loss, "seconds": run.seconds()}
 
 
 def half(model: nn.Module) -> dict[str, torch.Tensor]:

@@ -18,7 +18,7 @@ from ..embedding.vectors import embed
 from ..errors import ConfigError, HeadError, LabelsError
 from ..evaluation import LinearProbe, linear_probe_fit
 from ..evaluation.metrics import score
-from ..files import LogKey, RunFile
+from ..files import RunFile
 from ..maskfile import Fingerprints, state_of
 from ..masking import MaskConfig
 from ..objectives import Objective
@@ -297,7 +297,7 @@ class Supervision(Recipe):
             "labels": len(self.labels),
             "classes": len(self.classes),
             **self.numbers,
-            "loss": run.folder.read_log()[-1][LogKey.LOSS],
+            "loss": run.folder.last_loss,
         }
         if learner.masked is not None:
             result["bytes"] = learner.masked.save_pretrained(path, head=head.tensors())

@@ -7,7 +7,6 @@ import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import psutil
 import torch
@@ -17,6 +16,7 @@ from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional as transforms
 
 from ..errors import BadImageError, ConfigError, NoImagesError, TooManyBadImagesError
+from ..memory import memory_budget
 from .sources import Images
 
 _PROBE = 64  # images from which the size of all is estimated
@@ -60,7 +60,9 @@ class ImageStore(Dataset[Tensor]):
         self._images: Images | None = images
         self._seen: set[int] = set()
         self._failed: dict[int, tuple[str, str]] = {}
-        self._kept = self._keep_all(_half_of_available() if memory is None else memory, progress)
+        if memory is None:
+            memory = memory_budget(psutil.virtual_memory().available)
+        self._kept = self._keep_all(memory, progress)
         if self._kept is not None:
             self._images = None  # not needed any more, and arrays would be in memory twice
 
@@ -248,15 +250,3 @@ class _Kept:
 
 def _processors() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _half_of_available(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    """Half of the memory that this machine, or the container we are in, has left; shared by the processes of a run."""
-    available: int = psutil.virtual_memory().available
-    limit = cgroup / "memory.max"
-    if limit.is_file() and (text := limit.read_text().strip()) != "max":
-        statistics = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
-        # Cached files count as used, but give way.
-        used = int((cgroup / "memory.current").read_text()) - int(statistics["inactive_file"])
-        available = min(available, int(text) - used)
-    return max(available, 0) // 2 // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))

@@ -1,17 +1,21 @@
-"""Which images these are: one hash that tells any set of images from any other, on every machine."""
+"""Which images these are: one hash that tells any set of images from any other, on every machine.
+
+And whether they are still the same, after a run that takes hours.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
 
-from ..errors import BadImageError
+from ..errors import BadImageError, ImagesChangedError
 from .images import MAX_PIXELS
 from .sources import ArrayImages, FileImages, Images
 
@@ -29,9 +33,9 @@ def identity(images: Images, progress: Callable[[int, int], None] | None = None)
     limit = [] if images.max_pixels == MAX_PIXELS else [images.max_pixels]
     total = hashlib.sha256(json.dumps([images.names, images.labels, images.classes, *limit]).encode())
     known = bytearray()
-    for done, digest in enumerate(_digests(images), 1):
-        total.update(digest)
-        known += digest[:SHORT]
+    for done, each in enumerate(_digests(images, range(len(images))), 1):
+        total.update(each)
+        known += each[:SHORT]
         if progress is not None and (done % _WAVE == 0 or done == len(images)):
             progress(done, len(images))
     images.hashes = bytes(known)
@@ -40,15 +44,67 @@ def identity(images: Images, progress: Callable[[int, int], None] | None = None)
 
 def short_hashes(images: Images) -> bytes:
     """The first eight bytes of the hash of each image's content, as `identity` last found it, if it was asked."""
-    return b"".join(digest[:SHORT] for digest in _digests(images)) if images.hashes is None else images.hashes
+    if images.hashes is not None:
+        return images.hashes
+    return b"".join(each[:SHORT] for each in _digests(images, range(len(images))))
 
 
-def _digests(images: Images) -> Iterator[bytes]:
+class Unchanged:
+    """Images as they were at one moment. `content` is their identity then; `holds` says whether they still are these.
+
+    To look costs little: files are read again only if the file system says that something was done to one of them.
+    """
+
+    def __init__(self, images: Images) -> None:
+        self._images, self._stamps = images, stamps(images)  # in this order: what changes while it is read is seen, too
+        self.content = identity(images)
+
+    def holds(self) -> bool:
+        if (now := stamps(self._images)) != self._stamps:
+            if identity(self._images) != self.content:
+                return False
+            self._stamps = now
+        return True
+
+    def check(self) -> None:
+        if not self.holds():
+            raise ImagesChangedError(
+                "images were changed while they were in use",
+                todo="put them back and continue (--resume, or the same command again), or start again: --out",
+            )
+
+
+def digest(images: Images, numbers: Sequence[int]) -> str:
+    """A hash of the content of some images."""
+    total = hashlib.sha256()
+    for each in _digests(images, numbers):
+        total.update(each)
+    return total.hexdigest()
+
+
+def stamps(images: Images, numbers: Sequence[int] | None = None) -> str:
+    """A hash of what the file system says of these images, all by default: another one if a file was written to.
+
+    Time of the last change of a file cannot be set, unlike that of the last writing. Nothing is known of images that
+    are no files; they do not change by themselves.
+    """
+    total = hashlib.sha256()
+    for number in range(len(images)) if numbers is None else numbers:
+        inner, place = images.origin(number)
+        if isinstance(inner, FileImages):
+            try:
+                found = os.stat(inner.files[place])  # noqa: PTH116 - a Path for each would take longer than this
+                total.update(f"{found.st_ino} {found.st_size} {found.st_mtime_ns} {found.st_ctime_ns}\n".encode())
+            except OSError as error:
+                total.update(f"{error.errno}\n".encode())
+    return total.hexdigest()
+
+
+def _digests(images: Images, numbers: Sequence[int]) -> Iterator[bytes]:
     # hashlib and the system's file reads let go of the interpreter lock, so threads use all cores.
     with ThreadPoolExecutor(min(8, torch.get_num_threads())) as pool:
-        for start in range(0, len(images), _WAVE):
-            numbers = range(start, min(start + _WAVE, len(images)))
-            yield from pool.map(lambda number: _content(images, number), numbers)
+        for start in range(0, len(numbers), _WAVE):
+            yield from pool.map(lambda number: _content(images, number), numbers[start : start + _WAVE])
 
 
 def _of_file(path: Path) -> bytes:

@@ -15,14 +15,14 @@ import torch
 from torch import Tensor
 
 from ..errors import FeaturesWriteError, MaskFileError
-from ..files import write_atomically
+from ..files import remove_temporaries, write_atomically
 from ..maskfile import open_container
 from ..maskfile.container import container_bytes
 
 LIMIT = 10 << 30  # bytes in the folder; beyond, what was not used for the longest time goes
 _FORMAT = 2  # of the entries, and of what they are found by
 _ENDING = ".safetensors"
-_WAVE = 512  # images hashed at a time
+_A_DAY = 86_400.0  # seconds; no entry takes that long to write
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,6 +79,7 @@ class FeatureCache:
         return self.folder / f"{key}{_ENDING}"
 
     def _drop_oldest(self) -> None:
+        remove_temporaries(self.folder, age=_A_DAY)
         entries = []
         for path in self.folder.glob(f"*{_ENDING}"):
             with contextlib.suppress(FileNotFoundError):  # another process drops, too

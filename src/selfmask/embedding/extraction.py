@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..data import Images
-from ..data.identity import identity
+from ..data.identity import Unchanged
 from ..errors import EvaluationError
 from .cache import FeatureCache, Vectors, key_of
 from .embedder import Embedder
@@ -22,14 +22,14 @@ def extract(
     variants = list(embedder.variants.variants)
     if cache is None:
         return _computed(embedder, images, variants, batch_size, progress)
-    content = identity(images)
-    keys = {variant: key_of(embedder.fingerprint(variant), content) for variant in variants}
+    same = Unchanged(images)
+    keys = {variant: key_of(embedder.fingerprint(variant), same.content) for variant in variants}
     found = {variant: vectors for variant, key in keys.items() if (vectors := cache.get(key)) is not None}
     missing = [variant for variant in keys if variant not in found]
     if missing:
         new = _computed(embedder, images, missing, batch_size, progress)
         # An image that was changed while we read it could have been read before or after.
-        if identity(images) == content:
+        if same.holds():
             for variant, vectors in new.items():
                 cache.put(keys[variant], vectors)
         found |= new

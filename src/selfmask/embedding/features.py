@@ -5,13 +5,12 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import os
 import re
-import secrets
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from importlib.util import find_spec
+from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
@@ -21,13 +20,16 @@ from numpy.typing import NDArray
 
 from .. import checked
 from ..data import Images
-from ..data.identity import identity
-from ..errors import EvaluationError, FeaturesWriteError, MissingExtraError
+from ..data.identity import digest, stamps
+from ..errors import EvaluationError, FeaturesWriteError, ImagesChangedError, MissingExtraError, unwritable
+from ..files import RunFile, remove_temporaries, replacing
+from ..locks import Lock
 from .embedder import Embedder
 from .vectors import EmbeddedBatch, Progress, embed_batches
 
 _PART = 2048  # images between two saves
-_OURS = re.compile(r"[0-9a-f]{12}(-\d{6}\.npz|\.json)|.*\.tmp")  # names in the folder of parts
+_ROUNDS = 4  # how often to look for parts that are to be made, or made again because their images changed
+_OURS = re.compile(r"[0-9a-f]{12}(-\d{6}\.npz|\.json)")  # names in the folder of parts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,28 +58,23 @@ def write_features(
     file appears whole, at the end. `say` is told where an earlier run could be used, and where it could not.
     """
     assemble = _format(path)
-    with _disk_errors(path):
-        parts = _parts(path, _about(embedder, images, batch_size), len(images), batch_size, say)
-        size, total = _per_part(batch_size), len(images)
-        numbers = [range(start, min(start + size, total)) for start in range(0, total, size)]
-        todo = [number for number, part in enumerate(parts) if not _is_whole(part, numbers[number])]
-        resumed = todo[0] * _per_part(batch_size) if todo else len(images)
+    with _disk_errors(path), _held(path):
+        work = _Parts(path, embedder, images, batch_size, say)
+        resumed = work.finished()
         if resumed:
             say(f"{resumed:,} of {len(images):,} images were embedded already: continuing with the rest")
-        if todo:
-            batches = embed_batches(
-                embedder.module([embedder.variant]),
-                images,
-                embedder.preprocessing,
-                batch_size=batch_size,
-                workers=workers,
-                start=resumed,
+        for _ in range(_ROUNDS):
+            todo = work.todo()
+            if not todo:
+                break
+            work.make(todo, workers, progress)
+        else:
+            raise ImagesChangedError(
+                "images change faster than they can be embedded",
+                todo="wait until nobody writes to them, then run the same command again",
             )
-            with closing(batches):
-                a_part = _per_part(batch_size) // batch_size
-                _write_parts(parts[todo[0] :], batches, a_part, resumed, len(images), progress)
-        names, bad = _outcome(parts, images)
-        assemble(path, names, embedder.width, parts)
+        names, bad = _outcome(work.parts, images)
+        assemble(path, names, embedder.width, work.parts)
         _clear(_folder(path))
     return Written(len(names), embedder.width, resumed, bad)
 
@@ -85,93 +82,149 @@ def write_features(
 # ---- parts --------------------------------------------------------------------------------------------------------
 
 
-def _per_part(batch_size: int) -> int:
-    """Whole batches, so that a resumed run cuts the images into the same batches: outputs depend on them, slightly."""
-    return max(1, _PART // batch_size) * batch_size
-
-
 def _folder(path: Path) -> Path:
     return path.with_name(f"{path.name}.partial")
 
 
-def _about(embedder: Embedder, images: Images, batch_size: int) -> dict[str, Any]:
-    """What makes the vectors what they are. Work of a run that differs in any of this cannot be used."""
-    return {"model": embedder.fingerprint(embedder.variant), "images": identity(images), "batch size": batch_size}
-
-
-def _parts(path: Path, about: dict[str, Any], images: int, batch_size: int, say: Callable[[str], None]) -> list[Path]:
-    """Where the parts of this run are, or will be. What an earlier, other run left is thrown away."""
-    folder = _folder(path)
-    text = json.dumps(about, indent=2)
-    # Each part bears the identity of its run, so that two runs at once can never mix.
-    run = hashlib.sha256(text.encode()).hexdigest()[:12]
-    parts = [folder / f"{run}-{number:06d}.npz" for number in range(-(-images // _per_part(batch_size)))]
-    if folder.exists() and not (folder / f"{run}.json").exists():
-        before = [_words(other) for other in sorted(folder.glob("*.json"))]
-        differs = sorted({key for other in before for key in about if other.get(key) != about[key]})
-        what = ", ".join(differs) or "unknown"
-        say(f"{folder} holds partial results for other inputs ({what}): starting from the beginning")
-        _clear(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    with _atomic(folder / f"{run}.json") as file:
-        file.write(text.encode())
-    return parts
-
-
-def _words(file: Path) -> dict[str, Any]:
-    """What an earlier run said of itself; nothing, if it cannot be read."""
+@contextmanager
+def _held(path: Path) -> Iterator[None]:
+    """The folder of parts, which nobody else may write to, or clear."""
+    lock = Lock(_folder(path) / RunFile.LOCK, path, FeaturesWriteError)
     try:
-        return checked.mapping(checked.document(checked.content(file)))
-    except (OSError, ValueError):
-        return {}
+        yield
+    finally:
+        lock.close(remove=True)  # the folder goes with it, unless there is something else in it
+        with suppress(OSError):
+            _folder(path).rmdir()
 
 
-def _write_parts(
-    parts: list[Path],
-    batches: Iterator[EmbeddedBatch],
-    batches_a_part: int,
-    done: int,
-    total: int,
-    progress: Progress | None,
-) -> None:
-    for path in parts:
-        part = list[EmbeddedBatch]()
-        for batch in batches:
-            part.append(batch)
-            done += len(batch.indices) + len(batch.bad)
-            if progress is not None:
-                progress(done, total)
-            if len(part) == batches_a_part:
-                break
-        bad = [entry for batch in part for entry in batch.bad]
-        with _atomic(path) as file:
-            np.savez(
-                file,
-                indices=np.array([number for batch in part for number in batch.indices], np.int64),
-                vectors=torch.cat([batch.features for batch in part if batch.indices] or [torch.empty(0, 0)]).numpy(),
-                bad=np.array([number for number, _ in bad], np.int64),
-                reasons=np.array([reason for _, reason in bad], np.str_),
+class _Parts:
+    """The work of one run, in files of so many images each; where the content of these changed, it is made again."""
+
+    def __init__(
+        self, path: Path, embedder: Embedder, images: Images, batch_size: int, say: Callable[[str], None]
+    ) -> None:
+        self.embedder, self.images, self.batch_size, self._say = embedder, images, batch_size, say
+        # Whole batches, so that a resumed run cuts the images into the same batches: outputs depend on them, slightly.
+        self.size = max(1, _PART // batch_size) * batch_size
+        folder, about = _folder(path), self._about()
+        text = json.dumps(about, indent=2)
+        run = hashlib.sha256(text.encode()).hexdigest()[:12]
+        self.parts = [folder / f"{run}-{number:06d}.npz" for number in range(-(-len(images) // self.size))]
+        if not (folder / f"{run}.json").exists() and (before := _read_json(folder)):
+            differs = sorted({key for other in before for key in about if other.get(key) != about[key]})
+            what = ", ".join(differs) or "unknown"
+            say(f"{folder} holds partial results for other inputs ({what}): starting from the beginning")
+            _clear(folder)
+        remove_temporaries(folder)
+        with replacing(folder / f"{run}.json") as file:
+            file.write(text.encode())
+        self._stamps = [""] * len(self.parts)
+        self._contents = [""] * len(self.parts)
+
+    def _about(self) -> dict[str, Any]:
+        """What makes the vectors what they are, besides the content of images: work of another run is of no use."""
+        names = hashlib.sha256(json.dumps(self.images.names).encode()).hexdigest()
+        model = self.embedder.fingerprint(self.embedder.variant)
+        return {"model": model, "images": names, "max pixels": self.images.max_pixels, "batch size": self.batch_size}
+
+    def finished(self) -> int:
+        """How many images need not be embedded any more."""
+        todo = self.todo()
+        if changed := sum(len(self._numbers(part)) for part in todo if _content(self.parts[part], self._numbers(part))):
+            self._say(f"images were changed since they were embedded: {changed:,} are embedded again")
+        return len(self.images) - sum(len(self._numbers(part)) for part in todo)
+
+    def todo(self) -> list[int]:
+        """The parts that are not there, or not of the images as they are now."""
+        for part in range(len(self.parts)):
+            # First the stamps, then the content: what changes in between has another stamp the next time.
+            if (now := stamps(self.images, self._numbers(part))) != self._stamps[part]:
+                self._stamps[part], self._contents[part] = now, digest(self.images, self._numbers(part))
+        return [
+            part for part, path in enumerate(self.parts) if _content(path, self._numbers(part)) != self._contents[part]
+        ]
+
+    def _numbers(self, part: int) -> range:
+        return range(part * self.size, min((part + 1) * self.size, len(self.images)))
+
+    def make(self, todo: list[int], workers: int | None, progress: Progress | None) -> None:
+        """Embed the images of these parts; neighbours in one go, so that decoding is ahead all the time."""
+        done = len(self.images) - sum(len(self._numbers(part)) for part in todo)
+        for first, last in _stretches(todo):
+            batches = embed_batches(
+                self.embedder.module([self.embedder.variant]),
+                self.images,
+                self.embedder.preprocessing,
+                batch_size=self.batch_size,
+                workers=workers,
+                start=self._numbers(first).start,
+                stop=self._numbers(last).stop,
             )
+            with closing(batches):
+                for part in range(first, last + 1):
+                    made = list[EmbeddedBatch]()
+                    for batch in islice(batches, self.size // self.batch_size):
+                        made.append(batch)
+                        done += len(batch.indices) + len(batch.bad)
+                        if progress is not None:
+                            progress(done, len(self.images))
+                    if stamps(self.images, self._numbers(part)) == self._stamps[part]:  # else: of which images?
+                        _write_part(self.parts[part], made, self._contents[part])
+
+
+def _stretches(numbers: list[int]) -> Iterator[tuple[int, int]]:
+    """First and last of each run of neighbours."""
+    first = numbers[0]
+    for number, after in zip(numbers, [*numbers[1:], None], strict=True):
+        if after != number + 1:
+            yield first, number
+            first = after if after is not None else first
+
+
+def _write_part(path: Path, batches: list[EmbeddedBatch], content: str) -> None:
+    bad = [entry for batch in batches for entry in batch.bad]
+    arrays = {
+        "indices": np.array([number for batch in batches for number in batch.indices], np.int64),
+        "vectors": torch.cat([batch.features for batch in batches if batch.indices] or [torch.empty(0, 0)]).numpy(),
+        "bad": np.array([number for number, _ in bad], np.int64),
+        "reasons": np.array([reason for _, reason in bad], np.str_),
+        "content": np.array(content),
+    }
+    with replacing(path) as file, zipfile.ZipFile(file, "w") as archive:
+        for name, array in arrays.items():
+            with _member(archive, name) as member:
+                np.lib.format.write_array(member, array, allow_pickle=False)
+
+
+def _read_json(folder: Path) -> list[dict[str, Any]]:
+    """What earlier runs say of themselves."""
+    found = []
+    for file in sorted(folder.glob("*.json")):
+        with suppress(OSError, ValueError):
+            if _OURS.fullmatch(file.name):
+                found.append(checked.mapping(checked.document(checked.content(file))))
+    return found
 
 
 def _clear(folder: Path) -> None:
-    """Remove what we put there, and the folder too if nothing else is in it."""
+    """Remove what we put there, and nothing else."""
+    remove_temporaries(folder)
     for file in folder.iterdir():
         if _OURS.fullmatch(file.name):
             file.unlink(missing_ok=True)
-    with suppress(OSError):
-        folder.rmdir()
 
 
-def _is_whole(part: Path, numbers: range) -> bool:
-    """Whether a part is there and holds what was written, of the images with these numbers.
+def _content(part: Path, numbers: range) -> str | None:
+    """The content of the images whose vectors these are; None if the part is not there, or not of these images.
 
     All sums are checked, and what does not fit is made anew.
     """
     try:
         with part.open("rb") as opened, np.load(opened) as file:
             indices, vectors, bad, reasons = (file[name] for name in ("indices", "vectors", "bad", "reasons"))
-        return bool(
+            content = str(file["content"])
+        fits = (
             indices.dtype == bad.dtype == np.int64
             and vectors.dtype == np.float32
             and reasons.dtype.kind == "U"
@@ -179,8 +232,9 @@ def _is_whole(part: Path, numbers: range) -> bool:
             and (vectors.ndim, len(vectors), len(bad)) == (2, len(indices), len(reasons))
             and sorted([*indices.tolist(), *bad.tolist()]) == list(numbers)
         )
+        return content if fits else None
     except Exception:  # zip, zlib, numpy and its parser of headers raise many kinds on damaged files
-        return False
+        return None
 
 
 def _outcome(parts: list[Path], images: Images) -> tuple[list[str], list[tuple[str, str]]]:
@@ -233,10 +287,9 @@ def _npz(path: Path, names: list[str], width: int, parts: list[Path]) -> None:
     """`names` and `vectors`, uncompressed, as numpy.savez would write them, but without holding them in memory."""
     header = {"descr": "<f4", "fortran_order": False, "shape": (len(names), width)}
     with _assembled(path) as file, zipfile.ZipFile(file, "w") as archive:
-        # A ZipInfo of its own has no date: the same vectors give the same bytes.
-        with archive.open(zipfile.ZipInfo("names.npy"), "w", force_zip64=True) as member:
+        with _member(archive, "names") as member:
             np.lib.format.write_array(member, np.array(names, np.str_), allow_pickle=False)
-        with archive.open(zipfile.ZipInfo("vectors.npy"), "w", force_zip64=True) as member:
+        with _member(archive, "vectors") as member:
             np.lib.format.write_array_header_1_0(member, header)
             for vectors in _vectors(parts):
                 member.write(np.ascontiguousarray(vectors, "<f4").data)
@@ -256,26 +309,16 @@ def _parquet(path: Path, names: list[str], width: int, parts: list[Path]) -> Non
             writer.write_table(pa.table([own, rows], schema=schema))
 
 
+def _member(archive: zipfile.ZipFile, name: str) -> IO[bytes]:
+    """A ZipInfo of its own has no date: the same vectors give the same bytes, and a clock before 1980 is no error."""
+    return archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True)
+
+
 @contextmanager
 def _assembled(path: Path) -> Iterator[IO[bytes]]:
     """The finished file: made among the parts, then put in place in one step."""
-    with _atomic(_folder(path) / "all", path) as file:
+    with replacing(path, beside=_folder(path)) as file:
         yield file
-
-
-@contextmanager
-def _atomic(path: Path, target: Path | None = None) -> Iterator[IO[bytes]]:
-    """Write beside, flush to disk, then rename: whatever happens, the file is there whole, or not at all."""
-    temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
-    try:
-        with temporary.open("xb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(target or path)
-    finally:
-        with suppress(OSError):
-            temporary.unlink()
 
 
 @contextmanager
@@ -290,6 +333,5 @@ def _disk_errors(path: Path) -> Iterator[None]:
         raise FeaturesWriteError(
             f"cannot write {path}",
             expected="a file in a writable folder, on a disk with free space",
-            found=error.strerror or error,
-            todo="free some space or choose another folder, then run the same command again to continue",
+            **unwritable(error),
         ) from error

@@ -72,20 +72,22 @@ def embed_batches(
     workers: int | None = None,
     skip_bad: bool = True,
     start: int = 0,
+    stop: int | None = None,
 ) -> Generator[EmbeddedBatch, None, None]:
-    """The same, a batch at a time and in order, from image number `start` on.
+    """The same, a batch at a time and in order, from image number `start` on, to `stop` if given.
 
     A pool of `workers` threads decodes and resizes, at most one batch each ahead of the model.
     """
     if batch_size < 1:
         raise ConfigError("the batch size must be at least 1", found=batch_size)
     workers = workers or min(8, torch.get_num_threads())
+    end = len(images) if stop is None else stop
     waiting: deque[Future[_Prepared]] = deque()
     pool = ThreadPoolExecutor(workers, "decode")
     with evaluating(model):
         try:
-            for first in range(start, len(images), batch_size):
-                numbers = range(first, min(first + batch_size, len(images)))
+            for first in range(start, end, batch_size):
+                numbers = range(first, min(first + batch_size, end))
                 waiting.append(pool.submit(_prepare, images, numbers, preprocessing, skip_bad))
                 if len(waiting) > workers:
                     yield _run(model, waiting.popleft().result(), preprocessing)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,9 +14,10 @@ from torch.utils.data import DataLoader, Dataset
 
 from ..data import ImageStore
 from ..data.views import MultiCrop
-from ..errors import TooFewImagesError
+from ..errors import RunError, SelfmaskError, TooFewImagesError
 from .processes import Processes
 from .seeds import generator
+from .stopping import deaf_children
 
 Batch = list[Tensor] | tuple[list[Tensor], Tensor]
 """Views, one tensor a crop; with labels, if they are asked for."""
@@ -68,12 +71,50 @@ class Steps(Dataset[Batch]):
 
     def between(self, start: int, stop: int, workers: int) -> Iterator[Batch]:
         """The batches of steps start to stop - 1, made ahead by worker processes if there are any."""
-        loader: DataLoader[Batch] = DataLoader(
-            self, batch_size=None, sampler=range(start, stop), num_workers=workers, worker_init_fn=_quiet_worker
+        items = self if workers == 0 else _Sent(self)
+        loader: DataLoader[Any] = DataLoader(
+            items, batch_size=None, sampler=range(start, stop), num_workers=workers, worker_init_fn=_quiet_worker
         )
-        return iter(loader)
+        with deaf_children():
+            batches = iter(loader)
+        return _received(batches) if workers else batches
+
+
+class _Sent(Dataset[Any]):
+    """Errors of ours as items: the loader would make text of them, traceback and all."""
+
+    def __init__(self, steps: Steps) -> None:
+        self.steps = steps
+
+    def __getitem__(self, step: int) -> Batch | SelfmaskError:
+        try:
+            return self.steps[step]
+        except SelfmaskError as error:
+            return error
+
+
+def _received(items: Iterator[Batch | SelfmaskError]) -> Iterator[Batch]:
+    for item in items:
+        if isinstance(item, SelfmaskError):
+            raise item
+        yield item
+
+
+@contextmanager
+def helpers_named() -> Iterator[None]:
+    """Within, the end of a process that prepares views is told as such; the loader raises it amid anything."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "DataLoader worker" not in str(error):
+            raise
+        raise RunError(
+            "a process that prepares views was killed",
+            found=str(error).splitlines()[0],
+            todo="continue with --resume; if memory ran out, with fewer --workers, or 0",
+        ) from error
 
 
 def _quiet_worker(_: int) -> None:
-    """Ctrl-C reaches every process of the terminal; the main one decides what to do about it."""
+    """Where signals cannot be kept from a new process, it ignores Ctrl-C itself; the main one decides."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -1,5 +1,6 @@
 """The folder of a run: everything that belongs to it, written so that a crash at any moment loses little.
 
+selfmask.lock                   that this folder is ours; held by whoever writes to it
 config.json, environment.json   what was asked for, and on what
 log.jsonl, events/              how it went, for people and for TensorBoard
 checkpoints/last.pt, best.pt    to go on from
@@ -8,9 +9,9 @@ mask.smn, report.html, result.json   what came out
 
 from __future__ import annotations
 
-import fcntl
 import io
 import json
+import math
 import os
 import platform
 import zipfile
@@ -23,26 +24,38 @@ from typing import IO, Any
 import torch
 
 from .. import checked
-from ..errors import RunBusyError, RunDamagedError, RunExistsError, RunMismatchError, RunWriteError
-from ..files import RunFile, write_atomically
+from ..errors import (
+    ForeignFolderError,
+    RunDamagedError,
+    RunExistsError,
+    RunMismatchError,
+    RunWriteError,
+    unwritable,
+)
+from ..files import LogKey, RunFile, remove_temporaries, write_atomically
+from ..locks import Lock
 from .config import ASIDE
 from .processes import Processes
 
-_held: set[Path] = set()  # locks are the process's: they would not keep two runs of one process apart
+_NUMBERS = (LogKey.STEP, LogKey.LOSS, LogKey.SECONDS)  # what is asked of the lines of a log
+_SHOWN = 3  # files that are named where a folder is refused
 
 
 class RunFolder:
     """A run folder that this process, and no other, writes to. Use it as a context manager, or call `close`."""
 
     def __init__(self, path: Path, *, resume: bool) -> None:
-        self.path, self._resume = path, resume
-        self._lock = self._take()
+        self.path = path
+        known = _is_ours(path)
+        self._lock = Lock(path / RunFile.LOCK, path)
         if not resume and self._has_work:
             self.close()
             raise RunExistsError(
                 f"{self.path} already contains a run",
                 todo=f"continue it: --resume {self.path}, or choose another folder: --out",
             )
+        if known:  # half-written by a run that was killed here
+            remove_temporaries(path, path / "checkpoints")
 
     @property
     def _has_work(self) -> bool:
@@ -56,28 +69,7 @@ class RunFolder:
         self.close()
 
     def close(self) -> None:
-        _held.discard(self.path.resolve())
-        self._lock.close()  # which lets go of the lock; so does the end of the process, however it comes
-
-    def _take(self) -> IO[str]:
-        busy = RunBusyError(
-            f"another run is writing to {self.path}", todo="wait for it to finish, or choose another folder: --out"
-        )
-        if self.path.resolve() in _held:  # before the file is opened: closing it again would let go of the lock
-            raise busy
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            lock = (self.path / RunFile.LOCK).open("a")
-        except OSError as error:
-            raise _unwritable(self.path, error) from error
-        try:
-            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # unlike flock, not inherited by worker processes
-        except OSError as error:
-            raise busy from error
-        _held.add(self.path.resolve())
-        for left in (*self.path.glob(".*.tmp"), *self.path.glob("checkpoints/.*.tmp")):
-            left.unlink(missing_ok=True)  # half-written by a run that was killed
-        return lock
+        self._lock.close()
 
     def begin(
         self,
@@ -141,15 +133,42 @@ class RunFolder:
         except OSError as error:
             raise _unwritable(self.path / RunFile.LOG, error) from error
 
+    def _sync_log(self) -> None:
+        """Bring to the disk what was logged."""
+        try:
+            with (self.path / RunFile.LOG).open("a") as file:
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise _unwritable(self.path / RunFile.LOG, error) from error
+
     def read_log(self) -> list[dict[str, Any]]:
         """All whole lines; the last one may have been cut off by a crash."""
         file, lines = self.path / RunFile.LOG, []
-        for line in file.read_text().splitlines() if file.exists() else []:
+        try:
+            text = file.read_bytes() if file.exists() else b""
+        except OSError as error:
+            raise RunDamagedError(f"{file} cannot be read", found=error.strerror) from error
+        for number, each in enumerate(text.splitlines(), 1):
             try:
-                lines.append(json.loads(line))
-            except ValueError:
+                line = json.loads(each)
+            except (ValueError, RecursionError):
                 break
+            if not _is_line(line):
+                raise RunDamagedError(
+                    f"{file} is damaged at line {number}",
+                    expected="a line that a run has logged",
+                    found=each[:100].decode(errors="backslashreplace"),
+                    todo="remove the file (only the curves of the report need it), or start again: --out",
+                )
+            lines.append(line)
         return lines
+
+    @property
+    def last_loss(self) -> float | None:
+        """The loss in the last line of the log; None where that is lost, or no number."""
+        lines = self.read_log()
+        loss: float = lines[-1].get(LogKey.LOSS, math.nan) if lines else math.nan
+        return loss if math.isfinite(loss) else None
 
     def forget_log_after(self, step: int) -> None:
         """Drop what was logged after the checkpoint that the run goes on from: it will be logged again."""
@@ -160,6 +179,8 @@ class RunFolder:
     # ---- checkpoints ------------------------------------------------------------------------------------------
 
     def save_checkpoint(self, name: str, state: Mapping[str, Any]) -> None:
+        """Save a state; all that was logged before is on the disk first, so that no checkpoint is ahead of its log."""
+        self._sync_log()
         buffer = io.BytesIO()
         torch.save(dict(state), buffer)
         write_atomically(checkpoint_file(self.path, name), buffer.getbuffer(), RunWriteError)
@@ -167,6 +188,42 @@ class RunFolder:
     def load_checkpoint(self, name: str) -> dict[str, Any] | None:
         """The state that was saved under this name, or None."""
         return read_checkpoint(self.path, name)
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether a run was begun in this folder; what is neither that nor empty is refused, and not touched."""
+    try:
+        there = sorted(each.name for each in path.iterdir()) if path.exists() else []
+    except OSError as error:
+        raise _unwritable(path, error) from error
+    if RunFile.LOCK in there:
+        return True
+    if there and not _says_it_is_ours(path / RunFile.CONFIG):
+        more = [f"and {len(there) - _SHOWN} more"] if len(there) > _SHOWN else []
+        raise ForeignFolderError(
+            f"{path} contains files, but no run",
+            expected="a new or empty folder, or one that a run was started in",
+            found=", ".join([*there[:_SHOWN], *more]),
+            todo="choose another folder: --out (nothing was changed in this one)",
+        )
+    return bool(there)
+
+
+def _says_it_is_ours(config: Path) -> bool:
+    """Folders of earlier releases bear no mark, but what they say of their run could hardly be another's."""
+    try:
+        content = json.loads(config.read_bytes())
+        return isinstance(content["verb"], str) and all(isinstance(content[key], dict) for key in ("config", "facts"))
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        return False
+
+
+def _is_line(line: object) -> bool:
+    return (
+        isinstance(line, dict)
+        and LogKey.STEP in line
+        and all(type(line.get(key, 0)) in (int, float) for key in _NUMBERS)
+    )
 
 
 def checkpoint_file(folder: Path, name: str) -> Path:
@@ -252,9 +309,4 @@ def environment() -> dict[str, Any]:
 
 
 def _unwritable(path: Path, error: OSError) -> RunWriteError:
-    return RunWriteError(
-        f"cannot write {path}",
-        expected="a writable folder, on a disk with free space",
-        found=error.strerror,
-        todo="free some space and continue with --resume (finished work is kept), or choose another folder: --out",
-    )
+    return RunWriteError(f"cannot write {path}", expected="a writable folder, on a disk with room", **unwritable(error))

@@ -5,12 +5,9 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
-import signal
-import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -21,7 +18,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from ..errors import ConfigError, DivergedRunError, InterruptedRunError, RunDamagedError
 from ..masking import MaskedModel
 from ..objectives import Health, Objective
-from .batches import Steps
+from .batches import Steps, helpers_named
 from .config import LoopConfig
 from .flips import FlipCounter
 from .folder import RunFolder
@@ -31,6 +28,7 @@ from .processes import Processes
 from .quality import as_quality
 from .schedule import cosine
 from .seeds import derive
+from .stopping import stop_flag
 from .sync_norm import SyncNorm
 
 Report = Callable[[Mapping[str, Any]], None]
@@ -88,7 +86,7 @@ def train(
     sync_norm = config.sync_norm and processes.count > 1
     model.train()
     objective.train()
-    with stop_flag() as asked_to_stop:
+    with stop_flag() as asked_to_stop, helpers_named():
         end = start if guard is not None and guard.stopped else steps
         for step, batch in enumerate(batches.between(start, end, workers), start):
             progress = step / steps
@@ -275,26 +273,3 @@ def _autocast(config: LoopConfig, device: torch.device) -> AbstractContextManage
     able = device.type == "cuda" and torch.cuda.is_bf16_supported()
     wanted = config.precision == "bfloat16" or (config.precision == "auto" and able)
     return torch.autocast(device.type, torch.bfloat16, enabled=wanted)
-
-
-@contextmanager
-def stop_flag() -> Iterator[Callable[[], bool]]:
-    """Within, Ctrl-C and a polite kill only raise a flag, so that a step is finished and saved. A second one ends."""
-    raised = threading.Event()
-    if threading.current_thread() is not threading.main_thread():  # only the main thread may handle signals
-        yield raised.is_set
-        return
-
-    def handle(number: int, _: object) -> None:
-        raised.set()
-        print("finishing this step, then saving; once more stops at once", file=sys.stderr)
-        signal.signal(number, previous[number])
-
-    previous: dict[int, Any] = {}
-    try:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            previous[number] = signal.signal(number, handle)
-        yield raised.is_set
-    finally:
-        for caught, handler in previous.items():
-            signal.signal(caught, handler)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from ..data import Images, ImageStore
-from ..data.identity import identity
+from ..data.identity import Unchanged
 from ..data.views import MultiCrop, ViewsConfig
 from ..errors import InterruptedRunError, TooFewImagesError, TooManyBadImagesError
 from ..files import RunFile
@@ -133,7 +133,7 @@ class Run:
 
     def seconds(self) -> float:
         """What the run took so far, all its processes together."""
-        logged = sum(float(line["seconds"]) for line in self.folder.read_log()) if self.folder else 0.0
+        logged = sum(line.get("seconds", 0.0) for line in self.folder.read_log()) if self.folder else 0.0
         return logged + time.perf_counter() - self.began
 
 
@@ -173,6 +173,7 @@ def run(
         open_folder(place, resume, processes) as folder,
         Trackers(config.track, place if folder else None) as trackers,
     ):
+        same = Unchanged(images) if folder else None
         store = decoded(images, size, max_bad, display, folder)
         held_out = recipe.held_out(len(store))
         batches = Steps(
@@ -194,9 +195,9 @@ def run(
                 folder.begin(
                     {"verb": recipe.verb, **about, "max_bad": max_bad},
                     config.to_dict(),
-                    {"data": identity(images)[:16], **facts},
+                    {"data": same.content[:16], **facts},
                 )
-                if folder
+                if folder and same
                 else None
             )
         )
@@ -206,6 +207,8 @@ def run(
         current.objective = objective = recipe.objective(current).to(processes.device)
         groups = recipe.groups(current, objective)
         current.guard = guard = recipe.guard(current)
+        if same is not None:
+            same.check()  # all was decoded, and heads may have been fitted to images, since
         reports = [display.line, trackers.line]
         if watch is not None:
             reports.append(lambda line: watch(learner.model, line))
@@ -213,6 +216,8 @@ def run(
         with display.training(steps), _told_where(out):
             train(learner.model, objective, groups, batches, steps, config, folder, processes, reports, guard)
         current.began += time.perf_counter() - before
+        if same is not None and not store.cached:  # images were read all the time
+            same.check()
         # With a guard, the best point has its statistics already.
         if masked is not None and guard is None and masked.config.norm in ("anchored", "recalibrate"):
             masked.recalibrate(current.reference)

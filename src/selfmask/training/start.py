@@ -10,7 +10,7 @@ from torch import nn
 
 from .. import checked
 from ..errors import NotAMaskFileError, RunDamagedError
-from ..files import RunFile, write_atomically
+from ..files import RunFile, remove_temporaries, write_atomically
 from ..maskfile import inspect_mask_file
 from ..masking import MaskedModel
 from ..objectives import Objective
@@ -87,6 +87,7 @@ class Start:
 
     def copy_to(self, folder: Path, model: nn.Module, preprocessing: Preprocessing) -> None:
         """All that a run needs to begin there, in another folder; the mask then says how images are prepared."""
+        remove_temporaries(folder, folder / "checkpoints")  # of a process that was killed while it did this
         if self.checkpoint is not None:
             file = checkpoint_file(self.mask.parent, self.checkpoint)
             write_atomically(checkpoint_file(folder, self.checkpoint), file.read_bytes())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -27,14 +28,22 @@ class Trackers:
             _module(name)  # a missing one is told before the work
         self._names, self._folder = names, folder
         self._started: list[tuple[Log, Callable[[], None]]] = []
+        self._hook = threading.excepthook
 
     def __enter__(self) -> Trackers:
+        threading.excepthook = self._failed_in_a_thread
         return self
 
     def __exit__(self, *_: object) -> None:
         for _log, close in self._started:
             with suppress(OSError):  # a full disk is told by whoever met it first
                 close()
+        threading.excepthook = self._hook
+
+    def _failed_in_a_thread(self, failed: threading.ExceptHookArgs) -> None:
+        """TensorBoard writes in a thread of its own: what fails there is raised with the next line, as ours, too."""
+        if not (issubclass(failed.exc_type, OSError) and type(failed.thread).__module__.startswith("tensorboard")):
+            self._hook(failed)
 
     def line(self, line: Mapping[str, Any]) -> None:
         if self._folder is None:

@@ -86,6 +86,11 @@ def check_begun(job: Job) -> None:
             f"the cascade in {job.folder} has no router yet",
             todo="run the command that started it again (with --prepare, it stops before the experts)",
         )
+    check_images(job)
+
+
+def check_images(job: Job) -> None:
+    """Whether images are those that the cascade was begun with: stages read them again, hours later at times."""
     began = RunFolder.read_json(job.folder / RunFile.CONFIG)
     if began.get("facts", {}).get("content") != (content := identity(job.images)[:16]):
         raise RunMismatchError(

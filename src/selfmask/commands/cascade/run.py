@@ -36,7 +36,17 @@ from ...training.display import StagesDisplay
 from ...training.start import Start
 from .config import CascadeConfig
 from .expert import run_adapt, train_expert
-from .job import ROUTER, Job, check_begun, check_memory, check_readable, identity_of, least_images, opened
+from .job import (
+    ROUTER,
+    Job,
+    check_begun,
+    check_images,
+    check_memory,
+    check_readable,
+    identity_of,
+    least_images,
+    opened,
+)
 from .workers import side_by_side
 
 FILE = RunFile.CASCADE
@@ -141,6 +151,7 @@ def begin(job: Job, given: str | Path | None, display: StagesDisplay) -> None:
         clusters = Clusters.fit(features, kept, job.config, job.config.seed)
         clusters.check(least_images(job.config))
         check_memory(job.config.experts, features.shape[1])
+        check_images(job)
         clusters.save(job.folder / ROUTER)
 
 
@@ -159,7 +170,9 @@ def finish(job: Job, folder: RunFolder, display: StagesDisplay) -> Cascade:
     path = job.folder / FILE
     if not path.exists():
         with display.stage(_COMBINATIONS):
-            _combine(job, display).save(path)
+            combined = _combine(job, display)
+            check_images(job)
+            combined.save(path)
     try:
         cascade = Cascade.load(job.model, path, size=job.config.adapt.size).to(best_device())
     except MaskFileError as error:

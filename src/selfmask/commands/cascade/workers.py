@@ -6,6 +6,7 @@ import dataclasses
 import multiprocessing
 import os
 import pickle
+import signal
 import tempfile
 import threading
 import time
@@ -19,10 +20,10 @@ from ... import checked
 from ...cascade.model import expert_name
 from ...errors import ConfigError, InterruptedRunError, RunError, SelfmaskError
 from ...files import RunFile
-from ...memory import keep_memory
+from ...memory import keep_memory, share_memory
 from ...training import RunFolder
 from ...training.display import StagesDisplay
-from ...training.loop import stop_flag
+from ...training.stopping import start_deaf, stop_flag
 from .expert import train_expert
 from .job import Job
 
@@ -51,7 +52,7 @@ def side_by_side(job: Job, indices: list[int], workers: int, display: StagesDisp
         try:
             while todo or running:
                 while todo and len(running) < workers:
-                    running[todo[0]] = _begin(file, todo[0], threads)
+                    running[todo[0]] = _begin(file, todo[0], workers, threads)
                     del todo[0]
                 time.sleep(_LOOK)
                 if asked_to_stop():
@@ -83,12 +84,12 @@ def _pickled(job: Job) -> bytes:
         ) from error
 
 
-def _begin(file: Path, index: int, threads: int) -> _Running:
+def _begin(file: Path, index: int, workers: int, threads: int) -> _Running:
     # Started anew, not forked: a copy of a process that has threads may hang.
     trouble = file.with_name(f"trouble-{index}")
-    arguments = (str(file), str(trouble), index, threads, os.getpid())
+    arguments = (str(file), str(trouble), index, workers, threads, os.getpid())
     process = multiprocessing.get_context("spawn").Process(target=_train, args=arguments)
-    process.start()
+    start_deaf(process, signal.SIGINT)  # it is told to stop by another signal, in its turn
     return _Running(process, trouble, time.monotonic())
 
 
@@ -111,9 +112,10 @@ def _check(each: _Running, index: int) -> None:
         )
 
 
-def _train(job: str, trouble: str, index: int, threads: int, parent: int) -> None:
-    """In the new process: its share of the cores, and an end when the parent is gone, however that came."""
+def _train(job: str, trouble: str, index: int, workers: int, threads: int, parent: int) -> None:
+    """In the new process: its share of cores and memory, and an end when the parent is gone, however that came."""
     keep_memory()  # the process is ours, whoever's the parent is
+    share_memory(workers)
     torch.set_num_threads(threads)
 
     def watch() -> None:
