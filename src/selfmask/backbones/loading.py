@@ -113,10 +113,10 @@ def resolve(name: str) -> Recipe:
         return dataclasses.replace(recipe, source=dataclasses.replace(recipe.source, revision=pinned[3]))
     if name == TINY:
         return _tiny()
-    recipe = publishers.resolve(name) or clip.resolve(name) or transformers_clip.resolve(name)
-    recipe = recipe or timm_models.resolve(name)
-    if recipe is not None:
-        return recipe
+    found = publishers.resolve(name) or clip.resolve(name) or transformers_clip.resolve(name)
+    found = found or timm_models.resolve(name)
+    if found is not None:
+        return found
     known = clip.all_names() if name.startswith(clip.PREFIX) else [TINY, *publishers.names(), *timm_models.all_names()]
     raise UnknownBackboneError(
         f"there is no backbone {name!r}",
