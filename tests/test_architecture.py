@@ -55,7 +55,7 @@ def loaded_by(module: str) -> list[str]:
     ("module", "most", "without"),
     [
         ("selfmask", 2, {"torch", "numpy", "rich", "typer"}),
-        ("selfmask.masking", 25, {"torchvision", "timm", "PIL", "accelerate", "rich", "selfmask.data"}),
+        ("selfmask.masking", 30, {"torchvision", "timm", "PIL", "accelerate", "rich", "selfmask.data"}),
         ("selfmask.commands.adapt", 90, {"timm", "sklearn", "matplotlib", "peft", "transformers", "selfmask.cascade"}),
     ],
 )

@@ -63,7 +63,9 @@ def test_clip_from_class_names(photos: Path, tmp_path: Path, method: str) -> Non
     done = selfmask(*words, "--method", method, "--out", tmp_path / "run", "--classes", names)
     assert done.returncode == 0, done.stderr
     assert "zero-shot" in done.stdout
-    found = selfmask("evaluate", tmp_path / "run", "--data", photos, "--protocol", "head", "--no-cache", "--json")
+    measuring = ("evaluate", tmp_path / "run", "--data", photos, "--protocol", "head", "--no-cache", "--json")
+    assert "--backbone transformers/" in selfmask(*measuring).stderr  # a file does not choose what is loaded
+    found = selfmask(*measuring, "--backbone", name)
     assert found.returncode == 0, found.stderr
     trained = json.loads((tmp_path / "run" / "result.json").read_text())
     (side,) = json.loads(found.stdout)["results"]["head"].values()

@@ -66,7 +66,7 @@ def test_embed_opens_and_hashes_everything_once(
     hashed: list[tuple[str, int]] = []
     models: list[str] = []
     identities: list[object] = []
-    digest, model_hash, identity = fingerprint.tensor_digest, Embedder.fingerprint, features.identity
+    digest, model_hash, identity = fingerprint.tensor_digest, Embedder.fingerprint, features.digest
 
     def tensor_digest(name: str, tensor: Tensor) -> str:
         hashed.append((name, tensor.data_ptr()))
@@ -76,13 +76,13 @@ def test_embed_opens_and_hashes_everything_once(
         models.append(variant)
         return model_hash(self, variant)
 
-    def image_identity(images: object) -> str:
+    def image_identity(images: object, numbers: range) -> str:
         identities.append(images)
-        return identity(images)  # type: ignore[arg-type]
+        return identity(images, numbers)  # type: ignore[arg-type]
 
     monkeypatch.setattr(fingerprint, "tensor_digest", tensor_digest)
     monkeypatch.setattr(Embedder, "fingerprint", model_fingerprint)
-    monkeypatch.setattr(features, "identity", image_identity)
+    monkeypatch.setattr(features, "digest", image_identity)
     embedder = load_embedder(place / name, weights=place / "tiny.safetensors")
     write_features(tmp_path / "a.npz", embedder, open_images(place / "photos"), say=lambda _: None)
     assert (counted.opens, counted.bytes) == (1, (place / name).stat().st_size)

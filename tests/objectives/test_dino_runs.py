@@ -20,6 +20,7 @@ from selfmask.errors import InterruptedRunError
 from selfmask.objectives.dino import DINO, DINOConfig
 from selfmask.training import Guard
 from selfmask.training.display import QuietDisplay
+from selfmask.training.quality import Gain
 from selfmask.training.start import Start
 
 from ..processes import PROCESSES
@@ -152,7 +153,7 @@ def test_the_guard_sees_that_images_have_become_alike() -> None:
 
 def test_the_guard_sees_outputs_that_say_nothing() -> None:
     """Targets without any temperature to speak of: all outputs become alike, and the loss is the chance level."""
-    guard = Guard(lambda: 0.0, 10)
+    guard = Guard(lambda: torch.zeros(1, 1), lambda *_: Gain(0.0, 0.0, 0), every=10, looks=10)
     dino = DINO(nn.Identity(), torch.zeros(8), DINOConfig(out_dim=50, teacher_temperature_start=1e6, temperature=1e3))
     torch.manual_seed(0)
     found = []

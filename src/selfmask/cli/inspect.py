@@ -82,9 +82,9 @@ def _show(console: Console, file: Path, manifest: Manifest, summary: dict[str, A
         filled = round(_BAR * share)
         bar = "█" * filled + "·" * (_BAR - filled)
         layers.add_row(name, f"{entry.bits:,}", f"{share:.2%}", bar, entry.codec)
-    if (more := len(manifest.masks) - _MOST) > 0:
-        layers.add_row(f"and {more:,} more: see --json", "", "", "", "")
     console.print(layers)
+    if (more := len(manifest.masks) - _MOST) > 0:
+        console.say(f"and {more:,} more: see --json")
     facts = Table.grid(padding=(0, 2))
     prepared = "unknown"
     if (known := manifest.preprocessing) is not None:
