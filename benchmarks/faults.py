@@ -46,7 +46,7 @@ from pathlib import Path
 
 IMAGES, SIDE = 36, 32
 DISK = 96 << 20  # bytes of the disk that is filled up
-PATIENCE = 120.0  # seconds that a run may take, which is a few in fact
+PATIENCE = 900.0  # seconds that a run may take; a few in fact, but not on a machine that does much else
 BACK = (3600.0, 86400.0, 56 * 365.25 * 86400)  # seconds that the clock is set back by
 KINDS = ("kill -9", "SIGTERM", "Ctrl-C", "full disk", "read-only", "no stderr", "clock back", "new image")
 COLUMNS = ("tried", "stopped", "own errors", "equal", "lost", "tracebacks", "left behind")
@@ -155,8 +155,8 @@ class Child:
             self.reading = None
 
     def helpers_left(self) -> bool:
-        """Whether any process of the group is there ten seconds later."""
-        for _ in range(100):
+        """Whether any process of the group is there a minute later: one that still imports notices only then."""
+        for _ in range(600):
             try:
                 os.killpg(self.pid, 0)
             except (ProcessLookupError, PermissionError):
