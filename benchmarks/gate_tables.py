@@ -21,7 +21,7 @@ from sklearn.metrics import adjusted_mutual_info_score
 from torch import Tensor
 
 from selfmask.data.distortions import DISTORTIONS
-from selfmask.training.quality import MISTAKES, TEMPERATURE, Gain, recognised
+from selfmask.training.quality import LEAST, MISTAKES, TEMPERATURE, Gain, as_quality, recognised
 
 LOG = Path("docs/logs/gate.jsonl")
 OLD_NAMES = ("noise", "blur", "rotate", "cut", "shift", "grey", "dim")  # in files of points
@@ -140,8 +140,8 @@ CANDIDATES: Mapping[str, Callable[[Vectors, Vectors], float]] = {
 }
 
 
-def decided(before: Vectors, after: Vectors) -> Gain:
-    """What the gate finds, with two of the seven copies of each image, as it has in a run."""
+def decided(before: Vectors, after: Vectors) -> tuple[Gain, float]:
+    """What the gate finds: gain, and quality, with two of the seven copies of each image, as it has in a run."""
     number = len(before["clean"])
     kinds = torch.stack([(torch.arange(number) + 3 * copy) % len(DISTORTIONS) for copy in range(2)])
     scores = []
@@ -149,7 +149,7 @@ def decided(before: Vectors, after: Vectors) -> Gain:
         everything = other(vectors)
         copies = everything[kinds, torch.arange(number)]
         scores.append(recognised(vectors["clean"].double(), copies))
-    return Gain.of(*scores, kinds)
+    return Gain.of(*scores, kinds), as_quality(scores[1])
 
 
 def measure(folder: Path) -> None:
@@ -161,14 +161,15 @@ def measure(folder: Path) -> None:
         if tuple(map(str, key)) in {tuple(map(str, each)) for each in known}:
             continue
         before, after = point["before"]["vectors"], point["after"]["vectors"]
-        gain = decided(before, after)
+        gain, quality = decided(before, after)
         labelled = bool(point["after"]["accuracy"])
         line: dict[str, Any] = {
             "key": key,
             "off": point["off"],
             "gain": gain.mean,
             "error": gain.error,
-            "accepted": gain.proven(LOOKS),
+            "quality": quality,
+            "accepted": gain.proven(LOOKS) and quality > LEAST,
             "accuracy": {
                 name: [value, point["after"]["accuracy"][name]] for name, value in point["before"]["accuracy"].items()
             },

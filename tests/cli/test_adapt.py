@@ -69,7 +69,7 @@ def test_adapt_leaves_a_mask_that_embed_and_evaluate_use(place: Path) -> None:
 
 def test_a_better_mask_is_a_success(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the images say: quality is found to rise."""
-    rising = itertools.count(-3.0, 0.1)
+    rising = itertools.count(-1.0, 0.1)
     monkeypatch.setattr("selfmask.training.quality.Quality.__call__", lambda _: torch.full((1, 1), next(rising)))
     monkeypatch.setattr("selfmask.training.quality.Gain.of", lambda *_, **__: Gain(0.1, 0.01, 20))
     done = run(place, "adapt", "photos", *TINY, "--steps", "2", "--out", "runs/better")

@@ -477,6 +477,12 @@ def look(guard: Guard, model: nn.Module | None = None, quality: float | None = N
     return guard.look({"step": 10, "loss": 1.0, **line}, model or nn.Identity(), dict, measured)
 
 
+def test_images_that_are_hardly_told_apart_are_no_reason_to_keep_anything() -> None:
+    """As of pure noise: to recognise it somewhat better is of no use."""
+    guard = watching(0.04, 0.05, 0.06)
+    assert (guard.best_step, guard.best_gain) == (0, None)
+
+
 def test_a_point_that_may_be_better_by_luck_is_not_kept() -> None:
     """As high on average as one that is kept, but by some images alone."""
     guard = watching(0.5)

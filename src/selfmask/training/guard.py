@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from ..masking import MaskedModel
 from ..objectives import Health
-from .quality import Gain, as_quality
+from .quality import LEAST, Gain, as_quality
 
 GENTLER = 0.25  # of the learning rate, after going back
 _PLATEAU = 80  # steps at the loss of a guess that are a plateau; known, with the lines before and after, within 100
@@ -76,7 +76,7 @@ class Guard:
         trouble = self._collapse(line, model)
         if trouble is None and scores is not None:
             quality, gain = as_quality(scores), self._gain(self._first, scores)
-            if quality > self.best_quality and gain.proven(self._looks):
+            if quality > max(self.best_quality, LEAST) and gain.proven(self._looks):
                 self.best_step, self.best_quality, self.best_gain = line["step"], quality, gain
                 self.best_state = copy.deepcopy(take())
             elif quality < _LOST * self._peak:
