@@ -72,6 +72,7 @@ def test_the_same_command_again_has_nothing_to_do(place: Path) -> None:
     assert (place / "run/cascade.smn").stat().st_mtime_ns == before
 
 
+@pytest.mark.heavy
 def test_experts_can_be_handed_out(place: Path, tmp_path: Path) -> None:
     done = selfmask("cascade", place / "photos", *SMALL, "--out", tmp_path / "run", "--prepare")
     assert done.returncode == 0, done.stderr

@@ -204,6 +204,7 @@ def test_a_console_of_few_letters_shows_what_it_can(encoding: str) -> None:
     assert ("#." in shown) == (encoding != "utf-8")
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("words", [["--help"], ["inspect", "--help"], ["inspect", "ä\u202e図.smn"]])
 def test_other_locales_are_no_traceback(words: list[str]) -> None:
     plain = {"LC_ALL": "C", "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}

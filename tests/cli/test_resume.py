@@ -101,6 +101,7 @@ def test_nothing_to_work_on_is_said() -> None:
     refused(selfmask("adapt"), "no images were given")
 
 
+@pytest.mark.heavy
 def test_cascades_and_comparisons_know_all_their_settings(photos: Path, tmp_path: Path) -> None:
     words = ("--experts", "1", "--components", "4", "--router", "kmeans", "--rule", "topk", "--flip-p", "0.1")
     fine(selfmask("cascade", photos, *SMALL, *words, "--out", tmp_path / "cascade"))
@@ -132,7 +133,7 @@ def bitmaps(folder: Path, count: int) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("verb", ["adapt", "cascade"])
+@pytest.mark.parametrize("verb", ["adapt", pytest.param("cascade", marks=pytest.mark.heavy)])
 def test_replaced_images_are_noticed_and_put_back_it_goes_on(
     tmp_path: Path, verb: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -157,6 +158,7 @@ def test_replaced_images_are_noticed_and_put_back_it_goes_on(
     assert (cut / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
 
+@pytest.mark.heavy
 def test_a_folder_is_the_same_with_a_slash_at_its_end(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -78,6 +78,7 @@ def test_training_with_labels_remembers_too(photos: Path, tmp_path: Path, method
     assert json.loads(done.stdout)["test_images_seen"] == len(train)
 
 
+@pytest.mark.heavy
 def test_cascades(photos: Path, everything: Path, tmp_path: Path) -> None:
     small = (*SMALL, "--experts", "2", "--components", "4", "--router", "kmeans")
     out = tmp_path / "cascade"

@@ -196,6 +196,7 @@ def test_killed_while_experts_are_trained_side_by_side(tmp_path: Path, whole: Pa
     assert (out / "cascade.smn").read_bytes() == (whole / "cascade.smn").read_bytes()
 
 
+@pytest.mark.heavy
 def test_ctrl_c_while_experts_are_trained_side_by_side(tmp_path: Path, whole: Path) -> None:
     out = tmp_path / "cut"
     child = begin(out, tmp_path / "errors")

@@ -174,6 +174,7 @@ def write_over_and_over(target: Path, sources: list[Path], told: Connection) -> 
         masked.save_pretrained(target)
 
 
+@pytest.mark.heavy
 def test_writers_that_race_and_die_leave_a_whole_file(tmp_path: Path) -> None:
     """Three processes write one name over and over: a reader sees a whole file at any time, and after they died."""
     known = {}
