@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import random
 import signal
 import sys
 import time
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from selfmask import adapt
-from selfmask.errors import InterruptedRunError, RunError
-from selfmask.training.display import QuietDisplay
+from selfmask.errors import InterruptedRunError
 
 from ..processes import PROCESSES
 from .small import HOW, Clothes, config, network
@@ -79,17 +75,3 @@ def test_a_signal_to_the_whole_group_ends_with_a_checkpoint(tmp_path: Path, numb
     run(tmp_path / "cut", workers=2)
     run(tmp_path / "whole")
     assert (tmp_path / "cut/mask.smn").read_bytes() == (tmp_path / "whole/mask.smn").read_bytes()
-
-
-def test_a_killed_helper_is_named(tmp_path: Path) -> None:
-    """By the system, say, when memory runs out."""
-
-    class Killer(QuietDisplay):
-        def line(self, line: Mapping[str, Any]) -> None:
-            if line["step"] == 10:
-                multiprocessing.active_children()[0].kill()
-
-    settings = config(steps=STEPS, checkpoint_every=7, workers=2)
-    with pytest.raises(RunError, match=r"was killed[\s\S]*--resume"):
-        adapt(network(), Clothes(), settings, out=tmp_path / "cut", preprocessing=HOW, report=False, display=Killer())
-    assert (tmp_path / "cut/checkpoints/last.pt").exists()
