@@ -39,7 +39,7 @@ FAST = AdaptConfig.preset("fast", track=())
 # What `fast` is without one of its parts.
 WITHOUT: Mapping[str, Mapping[str, Any]] = {
     "contrast (SwAV instead)": {"objective": "swav", "head_lr": 0.15},
-    "kinship": {"contrast": ContrastConfig(kinship=0.0)},
+    "kinship": {"objective": ContrastConfig(kinship=0.0)},
     "anchored statistics (of the batch instead)": {"mask": MaskConfig(norm="adapt")},
     "anchored statistics (frozen instead)": {"mask": MaskConfig(norm="frozen")},
     "a rate per tensor (50 for all instead)": {"per_tensor": False, "lr": 50.0},
