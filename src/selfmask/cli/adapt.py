@@ -39,7 +39,7 @@ VERB = Verb(
     config=AdaptConfig,
     start=lambda preset, _: AdaptConfig.preset(preset),
     presets=tuple(PRESETS),
-    everyday=("steps", "epochs", "size", "batch_size", "seed", "gate"),
+    everyday=("budget", "steps", "epochs", "size", "batch_size", "seed", "gate"),
     not_options=VIEW_SIZES,
 )
 
@@ -62,6 +62,9 @@ def adapt(
     split: SplitOption = None,
     resume: ResumeOption = None,
     config: ConfigOption = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Take a few steps, print what the run would take, and write nothing.")
+    ] = False,
     as_json: JsonOption = False,
     weights: WeightsOption = None,
     max_bad: MaxBadOption = None,
@@ -75,7 +78,7 @@ def adapt(
     to a bit-identical result. If nothing better than the frozen backbone was found, the mask leaves all weights on and
     the exit code is 3.
 
-    Examples:  selfmask adapt photos/ --backbone resnet50
+    Examples:  selfmask adapt photos/ --backbone resnet50 --budget 20m
     selfmask adapt --resume runs/photos
     torchrun --nproc-per-node 4 -m selfmask adapt photos/   (on four GPUs)
     """
@@ -111,14 +114,26 @@ def adapt(
         split=asked.names.split,
         max_pixels=asked.names.max_pixels,
         display=ConsoleDisplay(console) if is_main else QuietDisplay(),
+        dry_run=dry_run,
     )
     if is_main:
         if as_json:
             print_json(result.result)
+        elif dry_run:
+            show_plan(console, result.result)
         else:
             show(console, where, result.result)
     if result.helped is False and processes.count == 1:  # torchrun would take it for a crash
         raise typer.Exit(NOTHING_GAINED)
+
+
+def show_plan(console: Console, plan: dict[str, Any]) -> None:
+    """What a run would take."""
+    from ..training.display import duration
+
+    memory, disk = (plan[f"{what}_bytes"] / 1e6 for what in ("memory", "disk"))
+    console.say(f"{plan['steps']:,} steps, about {duration(plan['seconds'])}")
+    console.say(f"{memory:,.0f} MB of memory, {disk:,.0f} MB of disk for checkpoints")
 
 
 def show(console: Console, folder: Path, result: dict[str, Any]) -> None:

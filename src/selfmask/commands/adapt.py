@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from ..data import Images
+from ..data import Images, SomeImages
 from ..data.distortions import DISTORTIONS, distorted
 from ..data.images import MAX_PIXELS
 from ..data.partition import LearnedSplit, open_to_learn
@@ -27,6 +27,7 @@ from ..objectives import Context, Objective, ObjectiveConfig, objective_named
 from ..objectives.contrast import ContrastConfig
 from ..objectives.swav import SwAVConfig
 from ..preprocessing import Preprocessing, preprocessing_for
+from ..running import evaluating
 from ..settings import to_dict
 from ..training.config import RunConfig, preset_named
 from ..training.display import Display
@@ -53,6 +54,7 @@ class AdaptConfig(RunConfig):
 
     lr: learning rate of the scores; with `per_tensor`, the distance that the scores of all layers together travel over
         the run.
+    most_images: number of images to learn from at most; of a larger set, a random sample is taken.
     heads_first: share of the run, at the start, in which only the heads are trained.
     objective: training objective.
     views: augmented views of each image; by default those that suit the objective. Here `size` only sets the ratio of
@@ -64,6 +66,7 @@ class AdaptConfig(RunConfig):
 
     lr: float = 50.0
     weight_decay: float = 1e-6
+    most_images: int | None = None
     heads_first: float = 0.0
     objective: ObjectiveConfig = dataclasses.field(default_factory=SwAVConfig)
     views: ViewsConfig | None = None
@@ -74,6 +77,8 @@ class AdaptConfig(RunConfig):
         super().__post_init__()
         if isinstance(self.objective, str):
             object.__setattr__(self, "objective", objective_named(self.objective))
+        if self.most_images is not None and self.most_images < 2:
+            raise ConfigError("most_images is out of range", expected="2 or more", found=self.most_images)
         if not 0 <= self.heads_first < 1:
             raise ConfigError(
                 "heads_first is out of range", expected="a share of the run, from 0 to below 1", found=self.heads_first
@@ -166,6 +171,7 @@ def adapt(
     report: bool = True,
     display: Display | None = None,
     watch: Watch | None = None,
+    dry_run: bool = False,
 ) -> AdaptResult:
     """Learn, without labels, which weights of `model` to switch off for `images`.
 
@@ -187,6 +193,7 @@ def adapt(
     report: whether to write report.html.
     display: receives messages and progress; by default nothing is shown.
     watch: callback that receives the model and each log line.
+    dry_run: take a few steps only; the result is what the run would take (steps, seconds, bytes of memory and disk).
     """
     check_labels(labelled)
     source, note = open_to_learn(images, split=split, max_pixels=max_pixels)
@@ -203,7 +210,7 @@ def adapt(
         start=start,
         report=report and out is not None,
     )
-    done = run(recipe, out=out, resume=resume, about=about, max_bad=max_bad, display=display, watch=watch)
+    done = run(recipe, out=out, resume=resume, about=about, max_bad=max_bad, display=display, watch=watch, dry=dry_run)
     return AdaptResult(_masked(done.learner), done.result, done.log, None if out is None else Path(out))
 
 
@@ -227,9 +234,14 @@ class Adaptation(Recipe):
     ) -> None:
         self.model, self.source, self.config = model, images, config
         self.given, self.name, self.labelled, self.start, self.report = given, name, labelled, start, report
+        self.with_numbers = config.objective.numbered
 
     def images(self) -> Images:
-        return self.source
+        count, most = len(self.source), self.config.most_images
+        if most is None or count <= most:
+            return self.source
+        order = torch.randperm(count, generator=generator(self.config.seed, "sample of images"))
+        return SomeImages(self.source, sorted(order[:most].tolist()))
 
     def learner(self) -> Learner:
         learner = self._learner(self.config.mask)
@@ -262,11 +274,22 @@ class Adaptation(Recipe):
             seed=derive(self.config.seed, "heads"),
             frozen=masked.frozen,
             reference=lambda: run.reference,
+            steps=run.steps,
+            frozen_vectors=lambda: run.vectors(masked.frozen),
+            vectors=lambda: self._vectors(run),
         )
         objective = self.config.objective.build(context)
         if self.start is not None and not self.start.heads(objective):
             run.display.say("the heads start from scratch: no saved heads fit")
         return objective
+
+    def _vectors(self, run: Run) -> Tensor:
+        """Features of the images that are trained on, by the model as it is now."""
+        masked = _masked(run.learner)
+        if masked.config.norm in ("anchored", "recalibrate"):
+            masked.recalibrate(run.reference)
+        with evaluating(masked):
+            return run.vectors(masked)
 
     def groups(self, run: Run, objective: Objective) -> list[ParameterGroup]:
         config = self.config

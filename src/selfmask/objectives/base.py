@@ -84,6 +84,9 @@ class Context:
     seed: for heads that start at random.
     frozen: features of the frozen backbone, without gradient.
     reference: some batches of views that stand for what is trained on.
+    steps: the length of the run.
+    frozen_vectors: the frozen backbone's features of all images that are trained on, in the order of their numbers.
+    vectors: those of the model as it is now, as it would be used.
     """
 
     model: nn.Module
@@ -92,6 +95,9 @@ class Context:
     seed: int
     frozen: Callable[[Tensor], Tensor]
     reference: Callable[[], list[Tensor]]
+    steps: int
+    frozen_vectors: Callable[[], Tensor]
+    vectors: Callable[[], Tensor]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -101,6 +107,8 @@ class ObjectiveConfig(ABC):
     name: ClassVar[str]
     views: ClassVar[ViewsConfig] = ViewsConfig()
     """The views that suit it, where the user does not say."""
+    numbered: ClassVar[bool] = False
+    """Whether its batches are pairs of views and of the numbers of their images among those trained on."""
 
     @abstractmethod
     def build(self, context: Context) -> Objective: ...

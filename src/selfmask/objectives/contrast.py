@@ -92,7 +92,7 @@ class Contrast(Objective):
         with torch.autocast(features.device.type, enabled=False):
             vectors = F.normalize(self.projector(features.float()), dim=1).view(len(batch), len(batch[0]), -1)
             targets = self._targets(batch[0])
-            everywhere = [_gathered(vectors[s]) for s in range(self.large_crops)]
+            everywhere = [gathered(vectors[s]) for s in range(self.large_crops)]
             pairs = [
                 -(targets * F.log_softmax(vectors[t] @ everywhere[s].T / self.config.temperature, 1)).sum(1).mean()
                 for s in range(self.large_crops)
@@ -111,11 +111,11 @@ class Contrast(Objective):
         if self.config.kinship == 0:
             return own
         h = F.normalize(self._frozen(view).float() - self.centre, dim=1)
-        alike = (h @ _gathered(h).T / self.config.kin_temperature).masked_fill_(own.bool(), -torch.inf).softmax(1)
+        alike = (h @ gathered(h).T / self.config.kin_temperature).masked_fill_(own.bool(), -torch.inf).softmax(1)
         return (1 - self.config.kinship) * own + self.config.kinship * alike
 
 
-def _gathered(vectors: Tensor) -> Tensor:
+def gathered(vectors: Tensor) -> Tensor:
     """The vectors of all processes, in the order of ranks; gradients find their way back."""
     if world() == 1:
         return vectors

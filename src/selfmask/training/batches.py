@@ -20,7 +20,7 @@ from .seeds import generator
 from .stopping import deaf_children
 
 Batch = list[Tensor] | tuple[list[Tensor], Tensor]
-"""Views, one tensor a crop; with labels, if they are asked for."""
+"""Views, one tensor a crop; with labels, or the numbers of their images among those used, if they are asked for."""
 
 
 class Steps(Dataset[Batch]):
@@ -39,6 +39,7 @@ class Steps(Dataset[Batch]):
         seed: int,
         processes: Processes,
         with_labels: bool = False,
+        with_numbers: bool = False,
         among: Sequence[int] | None = None,
     ) -> None:
         self.among = torch.arange(len(store)) if among is None else torch.tensor(among)
@@ -52,6 +53,7 @@ class Steps(Dataset[Batch]):
         self.store, self.views, self.batch_size, self.seed = store, views, batch_size, seed
         self.part = processes.part(batch_size)
         self.labels = torch.tensor(store.labels) if with_labels else None
+        self.with_numbers = with_numbers
 
     @property
     def per_epoch(self) -> int:
@@ -59,15 +61,18 @@ class Steps(Dataset[Batch]):
 
     def __getitem__(self, step: int) -> Batch:
         epoch, place = divmod(step, self.per_epoch)
-        chosen = self._order(epoch)[place * self.batch_size : (place + 1) * self.batch_size][self.part].tolist()
+        numbers = self._order(epoch)[place * self.batch_size : (place + 1) * self.batch_size][self.part]
+        chosen = self.among[numbers].tolist()
         draws = self.views.draw(self.batch_size, generator(self.seed, "views", step))
         views = self.views(self.store.batch(chosen), draws[self.part])
         views = [view.contiguous(memory_format=torch.channels_last) for view in views]
+        if self.with_numbers:
+            return views, numbers
         return views if self.labels is None else (views, self.labels[[self.store.place(i) for i in chosen]])
 
     @lru_cache(maxsize=2)  # noqa: B019 - lives as long as the run
     def _order(self, epoch: int) -> Tensor:
-        return self.among[torch.randperm(len(self.among), generator=generator(self.seed, "order", epoch))]
+        return torch.randperm(len(self.among), generator=generator(self.seed, "order", epoch))
 
     def between(self, start: int, stop: int, workers: int) -> Iterator[Batch]:
         """The batches of steps start to stop - 1, made ahead by worker processes if there are any."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Mapping
 from typing import Any, Literal, Self, get_args
 
@@ -14,8 +15,11 @@ from ..settings import to_dict
 Precision = Literal["auto", "float32", "bfloat16"]
 _EPOCHS = 150  # of the paper, where neither steps nor epochs are given
 _MOST_STEPS, _MOST_IMAGES, _LARGEST, _MOST_WORKERS = 10**9, 10**6, 4096, 256  # beyond, it was a slip of the finger
+LENGTHS = ("steps", "epochs", "budget")
+"""Settings of which each says how long a run is."""
 ASIDE = ("log_every", "checkpoint_every", "track", "workers")
 """Settings that do not decide what is learned, only how it is logged and saved."""
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -67,7 +71,9 @@ class RunConfig(LoopConfig):
     """Settings that every run has, besides those of the training loop.
 
     steps: number of optimizer steps.
-    epochs: number of passes over the images, instead of `steps`. If neither is given, 150 as in the paper.
+    epochs: number of passes over the images, instead of `steps`.
+    budget: time that the run may take, such as 2m, 20m or 2h, instead of `steps`: how many steps fit is measured when
+        it begins. If none of the three is given, 150 epochs as in the paper.
     batch_size: number of images per step, over all processes.
     size: height and width in pixels of large views and of evaluated images; by default the backbone's input size.
     lr: learning rate of the trained parameters; for the scores of a mask with `per_tensor`, the distance that the
@@ -83,6 +89,7 @@ class RunConfig(LoopConfig):
 
     steps: int | None = None
     epochs: float | None = None
+    budget: str | None = None
     batch_size: int = 64
     size: int | None = None
     lr: float | None = None
@@ -94,8 +101,12 @@ class RunConfig(LoopConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.steps is not None and self.epochs is not None:
-            raise ConfigError("give steps or epochs, not both", found=f"{self.steps} steps and {self.epochs} epochs")
+        given = {name: getattr(self, name) for name in LENGTHS if getattr(self, name) is not None}
+        if len(given) > 1:
+            found = ", ".join(f"{name} {value}" for name, value in given.items())
+            raise ConfigError("give one of steps, epochs and budget", found=found)
+        if self.budget is not None:
+            seconds_of(self.budget)
         for name, least, most in (("steps", 1, _MOST_STEPS), ("batch_size", 2, _MOST_IMAGES), ("size", 8, _LARGEST)):
             value = getattr(self, name)
             if value is not None and not least <= value <= most:
@@ -112,15 +123,23 @@ class RunConfig(LoopConfig):
         return max(1, round((self.epochs or _EPOCHS) * steps_per_epoch))
 
     def changed(self, **changes: Any) -> Self:
-        """With some settings changed; steps take the place of epochs, and the other way round."""
-        for given, other in (("epochs", "steps"), ("steps", "epochs")):
-            if changes.get(given) is not None:
-                changes = {other: None, **changes}
+        """With some settings changed; of steps, epochs and budget each takes the place of the others."""
+        if any(changes.get(name) is not None for name in LENGTHS):
+            changes = {**dict.fromkeys(LENGTHS), **changes}
         return dataclasses.replace(self, **changes)
 
     def to_dict(self) -> dict[str, Any]:
         """All settings as plain values, ready for JSON."""
         return to_dict(self)
+
+
+def seconds_of(text: str) -> float:
+    """The seconds that a time such as 90s, 20m, 1.5h or 1h30m stands for."""
+    parts = re.findall(r"(\d+(?:\.\d+)?)([smhd])", text)
+    seconds = sum(float(number) * _UNITS[unit] for number, unit in parts)
+    if "".join(map("".join, parts)) != text or not 0 < seconds < math.inf:
+        raise ConfigError("a budget is not a time", expected="such as 90s, 2m, 20m, 1.5h or 1h30m", found=repr(text))
+    return seconds
 
 
 def preset_named(presets: Mapping[str, Any], name: str) -> Any:

@@ -73,7 +73,7 @@ class StagesDisplay(QuietDisplay):
         took, done = time.monotonic() - self._start, self.done
         left = (sum(self.costs.values()) - done) * took / max(done - self._before, 1e-9)
         count = sum(share == 1 for share in self.shares.values())
-        self.say(f"{count}/{len(self.costs)}  {name}: {seconds:.0f} s; about {_duration(left)} left")
+        self.say(f"{count}/{len(self.costs)}  {name}: {seconds:.0f} s; about {duration(left)} left")
 
     def share(self, share: float, name: str | None = None) -> None:
         """How far a stage is: this one, or one that runs elsewhere."""
@@ -99,5 +99,6 @@ class StagesDisplay(QuietDisplay):
         self.share(line["step"] / self._steps * 0.99)  # what comes after the last step takes a moment, too
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """A time as people say it."""
     return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"

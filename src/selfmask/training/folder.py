@@ -100,6 +100,14 @@ class RunFolder:
         if any(before["config"].get(name) != content["config"].get(name) for name in free):
             self.write_json(RunFile.CONFIG, content)
 
+    @property
+    def begun_steps(self) -> int | None:
+        """How long the run that began here is; None if none did."""
+        if not self._has_work:
+            return None
+        steps = checked.mapping(self.read_json(self.path / RunFile.CONFIG).get("facts")).get("steps")
+        return steps if isinstance(steps, int) else None
+
     @staticmethod
     def read_json(file: Path) -> dict[str, Any]:
         """What a file of a run folder says; NaN is a number there: a loss may become it."""

@@ -21,15 +21,17 @@ from torch import Tensor, nn
 
 from ..data import Images, ImageStore
 from ..data.identity import Unchanged
+from ..data.pixels import fit, normalised
 from ..data.views import MultiCrop, ViewsConfig
 from ..errors import InterruptedRunError, TooFewImagesError, TooManyBadImagesError
 from ..files import RunFile
 from ..masking import MaskedModel
 from ..objectives import Objective
 from ..preprocessing import Preprocessing
-from ..running import features_of, small_side
+from ..running import as_vectors, features_of, small_side
 from .batches import Steps
-from .config import RunConfig
+from .budget import Speed
+from .config import RunConfig, seconds_of
 from .display import Display, QuietDisplay
 from .folder import RunFolder, open_folder
 from .guard import Guard
@@ -39,6 +41,7 @@ from .processes import Processes
 from .seeds import generator
 from .trackers import Trackers
 
+_AT_ONCE = 128  # images in a forward pass
 _CACHE_SIDE = 2  # cached images keep twice the pixels of a large crop a side: small crops stay sharp
 
 Watch = Callable[[nn.Module, Mapping[str, Any]], None]
@@ -50,6 +53,7 @@ class Recipe(ABC):
 
     verb: ClassVar[str]
     with_labels: ClassVar[bool] = False
+    with_numbers: bool = False
     config: RunConfig
     preprocessing: Preprocessing
 
@@ -131,6 +135,17 @@ class Run:
         views = self.batches.views(images, self.batches.views.draw(count, generator(seed, "reference views")))
         return [views[0].to(self.processes.device, memory_format=torch.channels_last)]
 
+    @torch.inference_mode()
+    def vectors(self, model: Callable[[Tensor], Tensor]) -> Tensor:
+        """Features of all images that are trained on, in the order of their numbers; means of each and its mirror."""
+        found = []
+        for numbers in self.batches.among.split(_AT_ONCE):
+            images = [fit(image, self.recipe.preprocessing) for image in self.store.batch(numbers.tolist())]
+            pixels = normalised(torch.stack(images), self.recipe.preprocessing)
+            pixels = pixels.to(self.processes.device, memory_format=torch.channels_last)
+            found.append((as_vectors(model(pixels)).float() + as_vectors(model(pixels.flip(-1))).float()) / 2)
+        return torch.cat(found)
+
     def seconds(self) -> float:
         """What the run took so far, all its processes together."""
         logged = sum(line.get("seconds", 0.0) for line in self.folder.read_log()) if self.folder else 0.0
@@ -156,10 +171,12 @@ def run(
     max_bad: float = 0.05,
     display: Display | None = None,
     watch: Watch | None = None,
+    dry: bool = False,
 ) -> Outcome:
     """Take the whole course; with `resume`, from where a run in `out` was cut short.
 
     about: what the run folder should say besides settings: the names of backbone, weights and images.
+    dry: stop before the loop; the result then is what the run would take, and `out` is left alone.
     """
     processes, display, began = Processes(), display or QuietDisplay(), time.perf_counter()
     images = recipe.images()  # before the folder: a typo in a path leaves nothing behind
@@ -169,7 +186,7 @@ def run(
     features = features_of(learner.model, size)
     views = MultiCrop(_fitted(recipe.views(), learner.model, size, display), recipe.preprocessing)
     with (
-        _place(out) as place,
+        _place(None if dry else out) as place,
         open_folder(place, resume, processes) as folder,
         Trackers(config.track, place if folder else None) as trackers,
     ):
@@ -183,12 +200,14 @@ def run(
             seed=config.seed,
             processes=processes,
             with_labels=recipe.with_labels,
+            with_numbers=recipe.with_numbers,
             among=sorted(set(range(len(store))) - set(held_out)),
         )
-        steps = config.number_of_steps(batches.per_epoch)
-        current = Run(
-            recipe, images, learner, features, store, held_out, batches, steps, processes, display, folder, began
-        )
+        current = Run(recipe, images, learner, features, store, held_out, batches, 0, processes, display, folder, began)
+        masked = learner.masked
+        if masked is not None and masked.config.norm == "anchored":
+            masked.anchor(current.reference)
+        current.steps = steps = _length(current)
         facts = {"steps": steps, "size": size, "processes": processes.count, **recipe.facts(learner)}
         processes.from_main(
             lambda: (
@@ -201,12 +220,13 @@ def run(
                 else None
             )
         )
-        masked = learner.masked
-        if masked is not None and masked.config.norm == "anchored":
-            masked.anchor(current.reference)
         current.objective = objective = recipe.objective(current).to(processes.device)
         groups = recipe.groups(current, objective)
         current.guard = guard = recipe.guard(current)
+        if dry:
+            speed = Speed.measure(learner.model, batches, processes.device)
+            state = learner.kept(), [group.parameters for group in groups], objective.state_dict()
+            return Outcome(learner, objective, speed.plan(steps, len(store), state), [])
         if same is not None:
             same.check()  # all was decoded, and heads may have been fitted to images, since
         reports = [display.line, trackers.line]
@@ -233,6 +253,23 @@ def run(
                     folder.write_json(RunFile.BAD_IMAGES, dict(store.bad))
                 folder.write_json(RunFile.RESULT, result)  # last: where that is, the run is finished
     return Outcome(learner, objective, result, log)
+
+
+def _length(current: Run) -> int:
+    """How many steps there will be; what follows from a budget is decided once, so that a resumed run ends the same."""
+    config, folder = current.recipe.config, current.folder
+    if config.budget is None:
+        return config.number_of_steps(current.batches.per_epoch)
+
+    def measured() -> int:
+        begun = folder.begun_steps if folder else None
+        if begun is not None:
+            return begun
+        speed = Speed.measure(current.learner.model, current.batches, current.processes.device)
+        left = seconds_of(config.budget or "") - (time.perf_counter() - current.began)
+        return speed.steps_within(left, len(current.store))
+
+    return current.processes.from_main(measured)
 
 
 def decoded(images: Images, size: int, max_bad: float, display: Display, folder: RunFolder | None) -> ImageStore:

@@ -1,0 +1,157 @@
+"""Neighbours: tell from a view which image it is of, and which images are its neighbours, among all images.
+
+SwAV with every image as a prototype. A bank keeps one unit vector b_j of each image, slowly updated. A view with the
+projected unit vector z predicts p = softmax(z . b_j / temperature) over the bank. The target is the image itself and,
+with the weight `share`, its nearest neighbours N(i):
+
+    loss = mean over views of  - (1 - share) log p[i] - share * mean over j in N(i) of log p[j]
+
+Who is a neighbour of whom, a teacher says: the features of the frozen backbone, whitened, which finds neighbours of the
+same kind more often than raw features do. Now and then the neighbours are found anew, from the mean of the frozen
+similarity and that of the run's own features, which get better; the frozen ones keep a say, so that errors do not feed
+on themselves. The teacher sees each image a few times in a run, not in every step.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..data.views import ViewsConfig
+from ..errors import ConfigError
+from .base import Context, Health, Objective, ObjectiveConfig, register
+from .contrast import gathered
+from .swav import run_by_size
+
+_CHUNK = 1024  # images whose similarities to all others are in memory at a time
+
+
+@register
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NeighboursConfig(ObjectiveConfig):
+    """The settings of neighbours.
+
+    temperature: temperature of the softmax over the bank.
+    neighbours: number of nearest neighbours of an image.
+    share: share of the target that neighbours get; the rest is the image's own.
+    refresh: number of steps after which neighbours are found anew.
+    keep: share of its vector that an image keeps in the bank when it is seen again.
+    power: how far the teacher's features are whitened, from 0 (not at all) to 1.
+    width: largest length of the vectors in the bank.
+    """
+
+    name = "neighbours"
+    numbered = True
+    views = ViewsConfig(small=0, large_scale=(0.6, 1.0), jitter=(0.4, 0.4, 0.4, 0.1), blur_p=0.0)  # gentle ones
+    temperature: float = 0.1
+    neighbours: int = 20
+    share: float = 0.5
+    refresh: int = 240
+    keep: float = 0.5
+    power: float = 1.0
+    width: int = 256
+
+    def __post_init__(self) -> None:
+        self.check_positive("temperature")
+        self.check_whole(neighbours=1, refresh=1, width=2)
+        self.check_share("share", "keep", "power", of="")
+
+    def build(self, context: Context) -> Neighbours:
+        refreshes = max(1, round(context.steps / self.refresh))
+        return Neighbours(context.frozen_vectors(), self, own=context.vectors, refreshes=refreshes)
+
+
+class Neighbours(Objective):
+    """The loss with its projector and its bank. A batch is a list of views, with the numbers of their images.
+
+    frozen: the frozen backbone's features of all images, [n, features], in the order of their numbers.
+    own: the features of the model as it is now, likewise.
+    refreshes: how many parts the run has; neighbours are found anew between them.
+    """
+
+    heads = ("projector",)
+    bank: Tensor
+    near: Tensor
+    done: Tensor
+
+    def __init__(
+        self, frozen: Tensor, config: NeighboursConfig, *, own: Callable[[], Tensor], refreshes: int
+    ) -> None:
+        super().__init__()
+        self.config, self._own, self._refreshes = config, own, refreshes
+        if len(frozen) <= config.neighbours:
+            raise ConfigError(
+                "there are fewer images than neighbours", expected=f"more than {config.neighbours}", found=len(frozen)
+            )
+        self._teacher = whitened(frozen, config.power, config.width)
+        self.projector = nn.Linear(frozen.shape[1], min(config.width, frozen.shape[1]))
+        centre, axes = frozen.mean(0), principal(frozen)[1][:, : self.projector.out_features]
+        with torch.no_grad():
+            self.projector.weight.copy_(axes.T)
+            self.projector.bias.copy_(-centre @ axes)
+            self.register_buffer("bank", F.normalize(self.projector(frozen), dim=1))
+        self.register_buffer("near", nearest(self._teacher, config.neighbours))
+        self.register_buffer("done", torch.tensor(0))
+        self._seen: list[tuple[Tensor, Tensor]] = []
+
+    def before_step(self, model: nn.Module, progress: float) -> None:
+        due = int(progress * self._refreshes)
+        if due > int(self.done):
+            own = whitened(self._own(), self.config.power, self.config.width)
+            self.near.copy_(nearest(torch.cat([self._teacher.to(own), own], 1), self.config.neighbours))
+            self.done.fill_(due)
+
+    def loss(self, model: nn.Module, batch: Any, progress: float) -> tuple[Tensor, Health]:
+        views, numbers = batch
+        features = run_by_size(model, views)
+        with torch.autocast(features.device.type, enabled=False):
+            vectors = F.normalize(self.projector(features.float()), dim=1)
+            logits = vectors @ self.bank.T / self.config.temperature
+            own = numbers.repeat(len(views))
+            wanted = logits.gather(1, own[:, None])[:, 0]
+            kin = logits.gather(1, self.near[own]).mean(1)
+            share = self.config.share
+            loss = (logits.logsumexp(1) - (1 - share) * wanted - share * kin).mean()
+        found = vectors.detach().view(len(views), len(numbers), -1)
+        self._seen.append((numbers, F.normalize(found.mean(0), dim=1)))
+        spread = 1 - found.mean((0, 1)).square().sum()
+        return loss, Health(math.log(len(self.bank)), spread)
+
+    @torch.no_grad()
+    def after_step(self, model: nn.Module, progress: float) -> None:
+        for numbers, vectors in self._seen:
+            numbers, vectors = gathered(numbers), gathered(vectors)  # every process has the same bank
+            self.bank[numbers] = F.normalize(self.bank[numbers].lerp(vectors, 1 - self.config.keep), dim=1)
+        self._seen.clear()
+
+
+def principal(features: Tensor) -> tuple[Tensor, Tensor]:
+    """Variances along the principal directions, the largest first, and these directions as columns."""
+    centred = (features - features.mean(0)).double()
+    values, axes = torch.linalg.eigh(centred.T @ centred / len(centred))
+    return values.flip(0).clamp(min=0).to(features.dtype), axes.flip(1).to(features.dtype)
+
+
+def whitened(features: Tensor, power: float, width: int) -> Tensor:
+    """Unit vectors of centred features, each principal direction divided by a power of its standard deviation."""
+    values, axes = principal(features)
+    values, axes = values[:width], axes[:, :width]
+    scale = (values + 1e-3 * values.mean()).clamp(min=1e-30) ** (-power / 2)
+    return F.normalize((features - features.mean(0)) @ axes * scale, dim=1)
+
+
+def nearest(vectors: Tensor, count: int) -> Tensor:
+    """The numbers of the `count` vectors most similar to each, itself apart."""
+    found = []
+    for start in range(0, len(vectors), _CHUNK):
+        similar = vectors[start : start + _CHUNK] @ vectors.T
+        here = torch.arange(len(similar))
+        similar[here, start + here] = -torch.inf
+        found.append(similar.topk(count, dim=1).indices)
+    return torch.cat(found)
