@@ -25,7 +25,7 @@ from ..running import as_vectors, evaluating
 
 TEMPERATURE = 0.1  # of the softmax over images
 LEAST = 0.1  # below, images are hardly told apart at all: pure noise has 0.04, photographs and drawings 0.35 and more
-MISTAKES = 0.01  # the chance at which a run may take luck for a gain, all its looks together
+MISTAKES = 0.05  # the chance at which a run may take luck for a gain, all its looks together
 _FLOOR = 0.1  # of the mean variance, added to that of each direction before it is divided by
 _AT_ONCE = 128  # images in a forward pass
 _NOTHING = 1e-4  # of the mean: vectors that differ from it by less hardly differ but by rounding
