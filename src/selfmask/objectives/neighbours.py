@@ -43,6 +43,7 @@ class NeighboursConfig(ObjectiveConfig):
     refresh: number of steps after which neighbours are found anew.
     keep: share of its vector that an image keeps in the bank when it is seen again.
     power: how far the teacher's features are whitened, from 0 (not at all) to 1.
+    start: how far the projector whitens features when it starts.
     width: largest length of the vectors in the bank.
     """
 
@@ -54,13 +55,14 @@ class NeighboursConfig(ObjectiveConfig):
     share: float = 0.5
     refresh: int = 240
     keep: float = 0.5
-    power: float = 1.0
+    power: float = 0.5
+    start: float = 0.5
     width: int = 256
 
     def __post_init__(self) -> None:
         self.check_positive("temperature")
         self.check_whole(neighbours=1, refresh=1, width=2)
-        self.check_share("share", "keep", "power", of="")
+        self.check_share("share", "keep", "power", "start", of="")
 
     def build(self, context: Context) -> Neighbours:
         refreshes = max(1, round(context.steps / self.refresh))
@@ -91,10 +93,10 @@ class Neighbours(Objective):
             )
         self._teacher = whitened(frozen, config.power, config.width)
         self.projector = nn.Linear(frozen.shape[1], min(config.width, frozen.shape[1]))
-        centre, axes = frozen.mean(0), principal(frozen)[1][:, : self.projector.out_features]
+        centre, matrix = frozen.mean(0), whitening(frozen, config.start, config.width)
         with torch.no_grad():
-            self.projector.weight.copy_(axes.T)
-            self.projector.bias.copy_(-centre @ axes)
+            self.projector.weight.copy_(matrix.T)
+            self.projector.bias.copy_(-centre @ matrix)
             self.register_buffer("bank", F.normalize(self.projector(frozen), dim=1))
         self.register_buffer("near", nearest(self._teacher, config.neighbours))
         self.register_buffer("done", torch.tensor(0))
@@ -138,12 +140,17 @@ def principal(features: Tensor) -> tuple[Tensor, Tensor]:
     return values.flip(0).clamp(min=0).to(features.dtype), axes.flip(1).to(features.dtype)
 
 
-def whitened(features: Tensor, power: float, width: int) -> Tensor:
-    """Unit vectors of centred features, each principal direction divided by a power of its standard deviation."""
+def whitening(features: Tensor, power: float, width: int) -> Tensor:
+    """The matrix whose columns are principal directions, each divided by a power of its standard deviation."""
     values, axes = principal(features)
     values, axes = values[:width], axes[:, :width]
-    scale = (values + 1e-3 * values.mean()).clamp(min=1e-30) ** (-power / 2)
-    return F.normalize((features - features.mean(0)) @ axes * scale, dim=1)
+    scale = ((values + 1e-3 * values.mean()) / values.mean()).clamp(min=1e-30) ** (-power / 2)
+    return axes * scale
+
+
+def whitened(features: Tensor, power: float, width: int) -> Tensor:
+    """Unit vectors of centred features, each principal direction divided by a power of its standard deviation."""
+    return F.normalize((features - features.mean(0)) @ whitening(features, power, width), dim=1)
 
 
 def nearest(vectors: Tensor, count: int) -> Tensor:
