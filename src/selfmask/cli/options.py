@@ -145,7 +145,7 @@ def _names(names: type) -> Iterator[inspect.Parameter]:
     for name, hint in get_type_hints(names, include_extras=True).items():
         if get_origin(hint) is Annotated:
             kind, *option = get_args(hint)
-            annotation = Annotated[kind | None, *option]
+            annotation: Any = Annotated[kind | None, *option]  # type: ignore[valid-type]
             yield inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
