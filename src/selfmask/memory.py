@@ -44,14 +44,19 @@ def share_memory(processes: int) -> None:
     _sharing = processes
 
 
-def memory_budget(available: int, root: Path = Path("/")) -> int:
-    """Half of what is left to this process: of `available` bytes on the machine, and of every group that it is in.
+def memory_left(available: int, root: Path = Path("/")) -> int:
+    """What is left to this process: of `available` bytes on the machine, and of every group that it is in.
 
     It is divided among the processes of a run: those of torchrun, and the experts that are trained side by side.
     (Processes that prepare views share one copy of the images.)
     """
     left = min([available, *_left_to_groups(root)])
-    return max(left, 0) // 2 // int(os.environ.get("LOCAL_WORLD_SIZE", "1")) // _sharing
+    return max(left, 0) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")) // _sharing
+
+
+def memory_budget(available: int, root: Path = Path("/")) -> int:
+    """Half of what is left: what one thing may take that could do with less."""
+    return memory_left(available, root) // 2
 
 
 def _left_to_groups(root: Path) -> Iterator[int]:

@@ -20,7 +20,7 @@ import pytest
 import torch
 from torch import nn
 
-from selfmask import AdaptConfig, Cascade, CascadeConfig, MaskedModel, adapt, fit_cascade, get_masked_model
+from selfmask import AdaptConfig, Cascade, CascadeConfig, MaskedModel, adapt, fit_cascade, get_masked_model, memory
 from selfmask.commands.cascade.expert import train_expert
 from selfmask.commands.cascade.job import Job, check_memory
 from selfmask.commands.cascade.run import collect, prepare
@@ -451,6 +451,13 @@ def test_more_memory_than_there_is_is_not_asked_for() -> None:
         check_memory(64, 50_000)
     assert "--experts" in str(caught.value)
     check_memory(5, 256)
+
+
+def test_the_memory_of_a_container_counts_not_that_of_its_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "_left_to_groups", lambda _: [100 << 20])
+    with pytest.raises(ConfigError, match="memory"):
+        check_memory(5, 256)  # 108 MiB
+    check_memory(4, 256)
 
 
 class Unsendable(nn.Sequential):

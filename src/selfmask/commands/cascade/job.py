@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 from torch import nn
 
 from ...cascade.clusters import Clusters
@@ -17,6 +17,7 @@ from ...data.identity import identity
 from ...errors import ConfigError, ExpertError, RunMismatchError, TooManyBadImagesError
 from ...files import RunFile
 from ...maskfile import Fingerprints
+from ...memory import memory_left
 from ...preprocessing import Preprocessing
 from ...training import Processes, RunFolder, open_folder
 from ...training.start import Start
@@ -128,13 +129,13 @@ def check_readable(job: Job, readable: int) -> None:
 def check_memory(experts: int, width: int) -> None:
     """Before experts are trained in vain: the covariance of all features is the largest thing a cascade needs."""
     needed = _COVARIANCES * 8 * ((experts + 1) * width) ** 2
-    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    there = memory_left(psutil.virtual_memory().available)
     if needed > there:
         raise ConfigError(
             f"combining {experts} experts with {width:,} features needs more memory than is available",
             expected=f"about {needed / 2**30:.0f} GB",
             found=f"{there / 2**30:.0f} GB",
-            todo="use fewer experts: --experts",
+            todo="use fewer experts: --experts; or free memory, or raise the limit of this container or job",
         )
 
 
