@@ -6,21 +6,25 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ..data import Images, ImageStore
 from ..data.labels import matched
 from ..embedding.embedder import FROZEN, MASK, Embedder
+from ..embedding.mapping import fit_on
 from ..embedding.vectors import embed
-from ..evaluation import few_label_probe, knn_accuracy, nearest
+from ..errors import EvaluationError
+from ..evaluation import nearest
+from ..evaluation.feature_map import sample
+from ..evaluation.measuring import with_maps
+from ..evaluation.rows import rows_of
 from ..files import LogKey, RunFile
 from ..masking import MaskedModel
 from ..preprocessing import Preprocessing
 from ..training import RunFolder
+from .evaluate import features_of
 
 _SHOWN, _NEIGHBOURS, _POOL = 8, 6, 2000  # example images, neighbours of each, and images they are looked for in
-FEW_LABELS = 0.01
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,18 +58,20 @@ def write_mask(masked: MaskedModel, folder: RunFolder) -> dict[str, Any]:
     }
 
 
-def measure(masked: MaskedModel, preprocessing: Preprocessing, labelled: Labelled) -> dict[str, float]:
-    """k-NN with all training labels, and a linear probe with 1 % of them, with the frozen backbone and the mask."""
-    numbers: dict[str, float] = {}
-    labels = matched(labelled.train, labelled.test)
-    train_before, train_after, kept = _both(masked, labelled.train, preprocessing)
-    test_before, test_after, test_kept = _both(masked, labelled.test, preprocessing)
-    y, truth = torch.tensor(labels.train)[kept], torch.tensor(labels.test)[test_kept]
-    sides = {"before": (train_before, test_before), "after": (train_after, test_after)}
-    for side, (bank, queries) in sides.items():
-        numbers[f"knn_{side}"] = knn_accuracy(bank, y, queries, truth, k=min(200, len(bank)))
-        numbers[f"probe_{side}"] = few_label_probe(bank, y, queries, truth, fraction=FEW_LABELS)[0]
-    return numbers
+def measure(masked: MaskedModel, preprocessing: Preprocessing, labelled: Labelled) -> dict[str, Any]:
+    """k-NN and linear probes of the frozen backbone and the mask, each with and without a map."""
+    features = features_of(Embedder("", masked, preprocessing, 0), labelled.train, labelled.test)
+    return {"rows": rows_of(with_maps(features))}
+
+
+def write_map(masked: MaskedModel, preprocessing: Preprocessing, store: ImageStore, folder: RunFolder) -> int:
+    """Write map.safetensors, fitted on images of the run with the mask; return its size, or 0 if there can be none."""
+    numbers = sorted({store.place(i) for i in sample(len(store))})
+    try:
+        found = fit_on(Embedder("", masked, preprocessing, 0), _Part(store, numbers))
+    except EvaluationError:  # vectors that are too long, or no numbers
+        return 0
+    return found.save(folder.path / RunFile.MAP)
 
 
 def _both(masked: MaskedModel, images: Any, preprocessing: Preprocessing) -> tuple[Tensor, Tensor, list[int]]:

@@ -166,10 +166,14 @@ class FeatureMap:
     def _words(self) -> str:
         return hashed_words(FORMAT, _VERSION, self._about)
 
-    def save(self, path: str | Path) -> int:
-        """Write it atomically; return its size in bytes. The same map gives the same bytes."""
+    def as_bytes(self) -> bytes:
+        """The file. The same map gives the same bytes."""
         metadata = {"format": FORMAT, "version": _VERSION, "about": self._about}
-        return write_atomically(Path(path), container_bytes(self._tensors, metadata, self._words), RunWriteError)
+        return container_bytes(self._tensors, metadata, self._words)
+
+    def save(self, path: str | Path) -> int:
+        """Write the file atomically; return its size in bytes."""
+        return write_atomically(Path(path), self.as_bytes(), RunWriteError)
 
     @staticmethod
     def load(source: Source | Container) -> FeatureMap:
