@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from selfmask import FeatureMap
 from selfmask.backbones.loading import Backbone
 from selfmask.commands.compare import Cell, CompareConfig, Comparison, compare
 from selfmask.data import Images, SomeImages, label_split
@@ -104,6 +105,17 @@ def test_frozen_is_the_linear_probe_on_the_labels_of_the_cell(whole: tuple[Path,
         found = whole[1].accuracy("frozen", share)
         assert found is not None
         assert found[0] == pytest.approx(np.mean(expected))
+
+
+def test_with_a_map_it_is_the_probe_on_mapped_vectors(tmp_path: Path) -> None:
+    found = run(tmp_path, small(methods=("frozen", "frozen+map", "self-mask+map"), label_fractions=(1.0,), seeds=1))
+    images, test = clothes(100, 40)
+    (bank, _), (queries, _) = (embed(network(), part, HOW) for part in (images, test))
+    whiten = FeatureMap.fit(bank)
+    expected = linear_probe(whiten(bank), torch.tensor(images.labels), whiten(queries), torch.tensor(test.labels))
+    assert found.accuracy("frozen+map", 1.0) == (pytest.approx(expected), None)
+    assert found.bytes("frozen+map") == found.bytes("frozen") + len(whiten.as_bytes())
+    assert found.bytes("self-mask+map") > found.bytes("frozen+map")
 
 
 def test_all_methods_of_a_cell_see_the_same_labels(whole: tuple[Path, Comparison]) -> None:

@@ -152,7 +152,7 @@ def measures(protocols: Sequence[str], settings: Settings) -> dict[str, tuple[st
 def title_of(key: str, settings: Settings) -> str:
     """What to call the results of a key."""
     if key.startswith(KNN):
-        return f"k-NN, k = {settings.k[0] if key == KNN else key.removeprefix(f'{KNN}_')}"
+        return f"k-NN (k = {settings.k[0] if key == KNN else key.removeprefix(f'{KNN}_')})"
     return _TITLES.get(key, key)
 
 

@@ -16,10 +16,10 @@ from .probe import linear_probe
 
 FEW, _SEEDS = 10, 3
 COLUMNS = {
-    "knn": "k-NN, k = 20",
-    "knn_200": "k-NN, k = 200",
-    "probe_few": f"probe, {FEW} labels a class",
-    "probe": "probe, all labels",
+    "knn": "k-NN (k = 20)",
+    "knn_200": "k-NN (k = 200)",
+    "probe_few": f"probe ({FEW} labels a class)",
+    "probe": "probe (all labels)",
 }
 """The measures of a row, and what to call them; the first leads."""
 Rows = Mapping[str, Mapping[str, float]]

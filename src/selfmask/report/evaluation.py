@@ -12,7 +12,7 @@ from matplotlib.ticker import PercentFormatter
 
 from ..evaluation.measuring import MAP, Evaluation, Measured
 from ..evaluation.metrics import TOP
-from ..evaluation.protocols import title_of
+from ..evaluation.protocols import KNN, title_of
 from ..files import write_atomically
 from .confusion import confusion_figure
 from .figures import DARK, LIGHT, middle_out, percent, style, svg
@@ -27,10 +27,11 @@ def write_evaluation(path: Path, evaluation: Evaluation, data: str, seen: int | 
 
 
 def render(evaluation: Evaluation, data: str, seen: int | None = None) -> str:
-    # The table has them all; figures are of vectors without a map.
+    # The table has them all; figures are of vectors without a map, and of k-NN with the first k.
     shown = {
         key: {variant: found for variant, found in variants.items() if not variant.endswith(MAP)}
         for key, variants in evaluation.results.items()
+        if not key.startswith(f"{KNN}_")
     }
     return template("evaluation.html").render(
         title=f"{evaluation.name} on {data}",

@@ -24,7 +24,7 @@ from .figures import curve, percent, three_digits
 
 MAX_BAD_IMAGES, MAX_TEXT = 500, 600
 
-_OF_ROWS = {key + end: title + more for key, title in COLUMNS.items() for end, more in (("", ""), ("_map", ", + map"))}
+_OF_ROWS = {key + end: title + more for key, title in COLUMNS.items() for end, more in (("", ""), ("_map", " + map"))}
 _WITH_LABELS = {"accuracy": "test accuracy", **_OF_ROWS}
 _MEASURES = {**_WITH_LABELS, "quality": "quality without labels"}
 
