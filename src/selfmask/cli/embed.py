@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -115,7 +116,7 @@ def embed(
 
     console = Console(stderr=as_json)
 
-    power = power_named(whiten or "auto")
+    power = power_named("auto" if whiten is None else whiten)
     embedder = load_embedder(what, backbone=backbone, weights=weights, size=size, may_use=may_use)
     if isinstance(cascade := embedder.model, Cascade):
         cascade.scale = cascade.scale if scale is None else scale.value
@@ -125,7 +126,7 @@ def embed(
     start = time.monotonic()
     if whiten is not None or map_file is not None:
         file = map_file or map_of_run(what)
-        if not file.exists():
+        if not os.path.exists(file):  # noqa: PTH110  # Path.exists raises on names that no path can have
             with progress_on(console, "fitting the map") as progress:
                 fitted = fit_map(embedder, source, batch_size=batch_size or embedder.batch_size, progress=progress)
             fitted.save(file)

@@ -37,7 +37,7 @@ from ..training.quality import Gain, Quality
 from ..training.run import Recipe, Run, Watch, run, score_group
 from ..training.seeds import derive, generator
 from ..training.start import Start
-from .outcome import Labelled, check_labels, measure, write_map, write_mask, write_neighbours_report
+from .outcome import Labelled, check_labels, measure, sampled, write_map, write_mask, write_neighbours_report
 
 _HELD_OUT = 256  # images that the gate looks at, or a fifth of all if they are few
 _COPIES = 512  # distorted copies of them, in all
@@ -338,13 +338,14 @@ class Adaptation(Recipe):
         masked = _masked(run.learner)
         result = {**write_mask(masked, run.folder), **numbers}
         if self.keep_map:
-            result["map_bytes"] = write_map(masked, self.preprocessing, run.store, run.folder)
+            found = sampled(masked, self.preprocessing, run.store)
+            result["map_bytes"] = write_map(masked, self.preprocessing, found, run.folder)
         write_seen(run.folder.path / RunFile.SEEN, run.images)
         if self.labelled is not None:
             result |= measure(masked, self.preprocessing, self.labelled)
         result["seconds"] = run.seconds()
         if self.report:
-            write_neighbours_report(masked, self.preprocessing, run.store, run.folder, result)
+            write_neighbours_report(masked, self.preprocessing, found, run.folder, result)
         return result
 
 

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from ..data import Images, ImageStore
 from ..data.labels import matched
 from ..embedding.embedder import FROZEN, MASK, Embedder
-from ..embedding.mapping import fit_on
+from ..embedding.mapping import made_for
 from ..embedding.vectors import embed
 from ..errors import EvaluationError
 from ..evaluation import nearest
-from ..evaluation.feature_map import sample
+from ..evaluation.feature_map import FeatureMap, sample
 from ..evaluation.measuring import with_maps
 from ..evaluation.rows import rows_of
 from ..files import LogKey, RunFile
@@ -64,52 +64,6 @@ def measure(masked: MaskedModel, preprocessing: Preprocessing, labelled: Labelle
     return {"rows": rows_of(with_maps(features))}
 
 
-def write_map(masked: MaskedModel, preprocessing: Preprocessing, store: ImageStore, folder: RunFolder) -> int:
-    """Write map.safetensors, fitted on images of the run with the mask; return its size, or 0 if there can be none."""
-    numbers = sorted({store.place(i) for i in sample(len(store))})
-    try:
-        found = fit_on(Embedder("", masked, preprocessing, 0), _Part(store, numbers))
-    except EvaluationError:  # vectors that are too long, or no numbers
-        return 0
-    return found.save(folder.path / RunFile.MAP)
-
-
-def _both(masked: MaskedModel, images: Any, preprocessing: Preprocessing) -> tuple[Tensor, Tensor, list[int]]:
-    both = Embedder("", masked, preprocessing, 0).module([FROZEN, MASK])
-    rows, kept = embed(both, images, preprocessing)
-    before, after = rows.chunk(2, 1)
-    return before, after, kept
-
-
-def write_neighbours_report(
-    masked: MaskedModel, preprocessing: Preprocessing, store: ImageStore, folder: RunFolder, result: dict[str, Any]
-) -> None:
-    """The report of an adaptation: some images with their nearest neighbours, before and after."""
-    from ..report.examples import Neighbours
-    from ..report.page import ReportData, write_report  # here, because matplotlib takes its time
-
-    # Once each: another image may stand in for one that could not be read.
-    pool = _Part(store, sorted({store.place(i) for i in range(0, len(store), max(1, len(store) // _POOL))}))
-    before, after, kept = _both(masked, pool, preprocessing)
-    queries = list(range(0, len(kept), max(1, len(kept) // _SHOWN)))[:_SHOWN]
-
-    def images(rows: Tensor) -> list[list[Tensor]]:
-        found = nearest(rows, rows[queries], min(_NEIGHBOURS + 1, len(rows)))
-        # An image is its own nearest neighbour, unless another is just like it.
-        others = [
-            [i for i in line if i != own][:_NEIGHBOURS] for own, line in zip(queries, found.tolist(), strict=True)
-        ]
-        return [[pool[kept[i]] for i in line] for line in others]
-
-    shown = Neighbours([pool[kept[i]] for i in queries], images(before), images(after))
-    config = folder.read_json(folder.path / RunFile.CONFIG)
-    shares = masked.sparsity()
-    shares.pop("total")
-    title = f"{config.get('backbone') or 'A backbone'} adapted to {config.get('images') or 'images'}"
-    data = ReportData(title, config, result, folder.read_log(), shares, shown, store.bad)
-    write_report(folder.path / RunFile.REPORT, data)
-
-
 class _Part:
     """Some images of a store."""
 
@@ -121,3 +75,52 @@ class _Part:
 
     def __getitem__(self, index: int, /) -> Tensor:
         return self.store[self.indices[index]]
+
+
+class Sampled(NamedTuple):
+    """Images of a run, and their vectors with the mask: what the map is fitted to, and neighbours are looked for in."""
+
+    images: _Part
+    vectors: Tensor
+
+
+def sampled(masked: MaskedModel, preprocessing: Preprocessing, store: ImageStore) -> Sampled:
+    # Once each: another image may stand in for one that could not be read.
+    images = _Part(store, sorted({store.place(i) for i in sample(len(store))}))
+    return Sampled(images, embed(masked, images, preprocessing)[0])
+
+
+def write_map(masked: MaskedModel, preprocessing: Preprocessing, found: Sampled, folder: RunFolder) -> int:
+    """Write map.safetensors; return its size, or 0 if there can be none."""
+    made = made_for(Embedder("", masked, preprocessing, 0), MASK)
+    try:
+        return FeatureMap.fit(found.vectors, made_for=made).save(folder.path / RunFile.MAP)
+    except EvaluationError:  # vectors that are too long for one, or no numbers
+        return 0
+
+
+def write_neighbours_report(
+    masked: MaskedModel, preprocessing: Preprocessing, found: Sampled, folder: RunFolder, result: dict[str, Any]
+) -> None:
+    """The report of an adaptation: some images with their nearest neighbours, before and after."""
+    from ..report.examples import Neighbours
+    from ..report.page import ReportData, write_report  # here, because matplotlib takes its time
+
+    store, rows = found.images.store, range(0, len(found.images), max(1, len(found.images) // _POOL))
+    pool, after = _Part(store, [found.images.indices[row] for row in rows]), found.vectors[list(rows)]
+    before, _ = embed(Embedder("", masked, preprocessing, 0).module([FROZEN]), pool, preprocessing)
+    queries = list(range(0, len(pool), max(1, len(pool) // _SHOWN)))[:_SHOWN]
+
+    def images(rows: Tensor) -> list[list[Tensor]]:
+        near = nearest(rows, rows[queries], min(_NEIGHBOURS + 1, len(rows)))
+        # An image is its own nearest neighbour, unless another is just like it.
+        others = [[i for i in line if i != own][:_NEIGHBOURS] for own, line in zip(queries, near.tolist(), strict=True)]
+        return [[pool[i] for i in line] for line in others]
+
+    shown = Neighbours([pool[i] for i in queries], images(before), images(after))
+    config = folder.read_json(folder.path / RunFile.CONFIG)
+    shares = masked.sparsity()
+    shares.pop("total")
+    title = f"{config.get('backbone') or 'A backbone'} adapted to {config.get('images') or 'images'}"
+    data = ReportData(title, config, result, folder.read_log(), shares, shown, store.bad)
+    write_report(folder.path / RunFile.REPORT, data)

@@ -15,32 +15,22 @@ from ..errors import FeatureMapError
 from ..evaluation.feature_map import FeatureMap, MadeFor, sample
 from ..files import RunFile
 from .embedder import Embedder
-from .vectors import ImageSource, Progress, embed_batches
+from .vectors import Progress, embed_batches
 
 
 def fit_map(
-    embedder: Embedder,
-    images: Images,
-    *,
-    batch_size: int = 64,
-    progress: Progress | None = None,
+    embedder: Embedder, images: Images, *, batch_size: int = 64, progress: Progress | None = None
 ) -> FeatureMap:
     """A map of the embedder's vectors, fitted on a fixed sample of the images; memory does not grow with these."""
-    return fit_on(embedder, SomeImages(images, sample(len(images))), batch_size=batch_size, progress=progress)
-
-
-def fit_on(
-    embedder: Embedder, images: ImageSource, *, batch_size: int = 64, progress: Progress | None = None
-) -> FeatureMap:
-    """The same, fitted on all of these images."""
-    batches = embed_batches(embedder.module([embedder.variant]), images, embedder.preprocessing, batch_size=batch_size)
+    some = SomeImages(images, sample(len(images)))
+    model = embedder.module([embedder.variant])
 
     def vectors() -> Iterator[Tensor]:
         done = 0
-        for batch in batches:
+        for batch in embed_batches(model, some, embedder.preprocessing, batch_size=batch_size):
             done += len(batch.indices) + len(batch.bad)
             if progress is not None:
-                progress(done, len(images))
+                progress(done, len(some))
             yield batch.features
 
     return FeatureMap.fit(vectors(), made_for=made_for(embedder, embedder.variant))
