@@ -57,6 +57,7 @@ PAIRS = {
     ],
 }
 POWERS = (0.0, 0.25, 0.5, 0.75, 1.0)
+FLOORS = (1e-6, 1e-3, 0.1)
 HELD_OUT, COPIES, NEIGHBOURS, SEEDS, FEW_IMAGES = 256, 2, 20, 3, 300
 Mapped = Callable[[Tensor], Tensor]
 
@@ -135,16 +136,21 @@ def without_labels(vectors: Vectors, mapped: Mapped) -> dict[str, float]:
     }
 
 
-def exact(rows: Tensor, power: float, floor: float | None) -> Mapped:
-    """A map in full precision: shrunk as ours are, or with a floor under the variances instead."""
+def exact(rows: Tensor, power: float, floor: float | None = None, bits: int = 64) -> Mapped:
+    """A map in other bits: shrunk as ours are, or with a floor under the variances instead."""
     moments = Moments(rows.shape[1])
     moments.add(rows)
     found = moments.principal(rows.shape[1])
+    variances, axes = found.variances, found.vectors
+    if bits < 64:
+        steps = axes.abs().amax(0) / (2 ** (bits - 1) - 1)
+        axes = (axes / steps).round() * steps
+        variances = (axes * (moments.covariance() @ axes)).sum(0)
     if floor is None:
-        variances = shrunk(found.variances, shrinkage(found.variances, len(rows)))
+        variances = shrunk(variances, shrinkage(variances, len(rows)))
     else:
-        variances = found.variances + floor * found.variances.mean()
-    matrix = found.vectors * scales(variances, power)
+        variances = variances + floor * variances.mean()
+    matrix = axes * scales(variances, power)
     return lambda vectors: ((vectors.double() - moments.mean) @ matrix).float()
 
 
@@ -166,13 +172,14 @@ def measured(vectors: Vectors) -> dict[str, Any]:
             str(power): with_labels(vectors, whole.at(power)) | {"without": without_labels(vectors, held.at(power))}
             for power in POWERS
         },
-        "bits": {str(power): knn(vectors, exact(vectors.train, power, None)) for power in (0.5, 1.0)},
+        "bits": {
+            f"{bits} {power}": knn(vectors, exact(vectors.train, power, bits=bits))
+            for bits in (64, 6, 4)
+            for power in (0.5, 1.0)
+        },
         "few images": {str(power): knn(vectors, small.at(power)) for power in (0.5, 1.0)},
         "floors": {
-            f"{len(rows)} {floor} {power}": knn(vectors, exact(rows, power, floor))
-            for rows in (vectors.train, few)
-            for floor in (1e-6, 1e-3, 1e-2, 1e-1)
-            for power in (0.5, 1.0)
+            f"{floor} {power}": knn(vectors, exact(few, power, floor)) for floor in FLOORS for power in (0.5, 1.0)
         },
     }
 
@@ -218,20 +225,21 @@ def tables(lines: list[dict[str, Any]]) -> Iterator[str]:
             worst = min(min(each) for each in gains.values())
             listed = ", ".join(f"{power:g}" for power in picks)
             yield f"| {part} | {name} | {listed} | {means} | {worst:+.1f} |"
-    yield "\nBits and images: k-NN (k = 20) with power 0.5 and 1\n"
-    yield (
-        f"| pair | width | bytes of the map | 8 bits | 64 bits | of {FEW_IMAGES} images, 8 bits "
-        f"| of {FEW_IMAGES}, floor 1e-6 instead | floor 1e-3 | floor 0.1 | of all, floor 1e-3 |"
-    )
-    yield "|---" * 10 + "|"
+    yield "\nBits and numbers of images: k-NN (k = 20) with power 0.5 / 1\n"
+    few = [f"of {FEW_IMAGES}: ours", *(f"of {FEW_IMAGES}: floor {floor:g}" for floor in FLOORS)]
+    yield "| pair | width | bytes | ours (8 bits) | 64 bits | 6 bits | 4 bits | " + " | ".join(few) + " |"
+    yield "|---" * (7 + len(few)) + "|"
     for line in lines:
 
-        def both(part: str, form: str = "{}", line: dict[str, Any] = line) -> str:
-            return " / ".join(f"{100 * line[part][form.format(power)]:.1f}" for power in (0.5, 1.0))
+        def both(numbers: dict[str, float], before: str = "") -> str:
+            return " / ".join(f"{100 * numbers[f'{before}{power}']:.1f}" for power in (0.5, 1.0))
 
-        eight = " / ".join(f"{100 * line['powers'][str(power)]['knn']:.1f}" for power in (0.5, 1.0))
-        floors = [both("floors", f"{FEW_IMAGES} {floor} {{}}") for floor in (1e-6, 1e-3, 1e-1)]
-        cells = [eight, both("bits"), both("few images"), *floors, both("floors", f"{line['images']} 0.001 {{}}")]
+        cells = [
+            both({power: numbers["knn"] for power, numbers in line["powers"].items()}),
+            *(both(line["bits"], f"{bits} ") for bits in (64, 6, 4)),
+            both(line["few images"]),
+            *(both(line["floors"], f"{floor} ") for floor in FLOORS),
+        ]
         yield f"| {line['backbone']}, {line['images_of']} | {line['width']} | {line['bytes']:,} | {' | '.join(cells)} |"
 
 

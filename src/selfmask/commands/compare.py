@@ -33,9 +33,8 @@ from ..training.methods import MethodName, need_peft
 from .adapt import AdaptConfig, adapt
 from .train import TrainConfig, train
 
-CompareMethod = Literal[
-    "frozen", "frozen+map", "mask", "self-mask", "self-mask+map", "full", "linear", "lora", "bitfit"
-]
+CompareMethod = Literal["frozen", "mask", "self-mask", "full", "linear", "lora", "bitfit"]
+_PROBED = ("frozen", "self-mask")
 GROWING = ("methods", "label_fractions", "seeds")
 """Settings that may change from one call to the next: they only say which cells there are."""
 APART = frozenset({"steps", "epochs", "lr"})
@@ -48,8 +47,8 @@ _A_PROBE = 10  # what a cell without training costs, in steps: only the estimate
 class CompareConfig:
     """All settings of a comparison.
 
-    methods: methods to compare. A linear probe with the labels evaluates frozen and self-mask, and both with a map
-        (whitened without labels); all others train on the labels.
+    methods: methods to compare. A linear probe with the labels evaluates frozen and self-mask, as they are and with a
+        map (whitened without labels); all others train on the labels.
     label_fractions: shares of the training labels to use; every method runs with each of them.
     seeds: number of seeds; every method runs with each of them. The seed decides which labels are used.
     train: settings of the runs with labels; the comparison sets method, share of labels and seed.
@@ -86,6 +85,7 @@ class CompareConfig:
             for seed in range(self.seeds)
             for share in sorted(set(self.label_fractions))
             for method in dict.fromkeys(self.methods)
+            for method in ((method, method + MAP) if method in _PROBED else (method,))
         ]
 
     @staticmethod
@@ -168,10 +168,7 @@ def _check(config: CompareConfig, images: Images) -> None:
     if "lora" in config.methods:
         need_peft()
     # An adaptation holds a fifth of the images out.
-    if (
-        any(method.startswith("self-mask") for method in config.methods)
-        and len(images) - len(images) // 5 < config.adapt.batch_size
-    ):
+    if "self-mask" in config.methods and len(images) - len(images) // 5 < config.adapt.batch_size:
         raise TooFewImagesError(
             "there are fewer images than a batch of self-mask needs",
             expected=f"{config.adapt.batch_size} plus the fifth that is held out",
@@ -197,12 +194,12 @@ class _Runner:
         self.load, self.images, self.test, self.config = load, images, test, config
         self.folder, self.display, self.weights, self.max_bad = folder, display, weights, max_bad
         self._vectors: dict[str, list[_Part]] = {}
+        self._maps: dict[str, FeatureMap] = {}
 
     def cost(self, cell: Cell) -> int:
         if cell.method in get_args(MethodName):
             return self.config.training(cell).number_of_steps(max(1, round(len(self.images) * cell.share) // 64))
-        mine = next((method for method in self.config.methods if method.startswith("self-mask")), None)
-        if cell.method == mine and cell.share == min(self.config.label_fractions):
+        if cell.method == "self-mask" and cell.share == min(self.config.label_fractions):
             # Two views and the frozen backbone's are three times one view.
             return _A_PROBE + 3 * self.config.adaptation(cell.seed).number_of_steps(len(self.images) // 64)
         return _A_PROBE
@@ -225,7 +222,7 @@ class _Runner:
         with open_folder(self.place(cell), True, Processes()) as folder:
             assert folder is not None
             mask_bytes, which = 0, "frozen"
-            if cell.method.startswith("self-mask"):
+            if cell.method.removesuffix(MAP) == "self-mask":
                 which = f"self-mask-{cell.seed}"
                 mask_bytes = self._self_mask(which, cell.seed)
             folder.write_json(RunFile.RESULT, self._probe(which, cell, mask_bytes, start))
@@ -284,7 +281,9 @@ class _Runner:
             self._vectors[which] = self._embedded(backbone.model, backbone.preprocessing)
         train, test = self._vectors[which]
         if cell.method.endswith(MAP):
-            whiten = FeatureMap.fit(train.vectors)
+            if which not in self._maps:
+                self._maps[which] = FeatureMap.fit(train.vectors)
+            whiten = self._maps[which]
             train, test = (part._replace(vectors=whiten(part.vectors)) for part in (train, test))
             mask_bytes += len(whiten.as_bytes())
         # Of all labels, those of unreadable images included: every method is to see the same.

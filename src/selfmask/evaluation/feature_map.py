@@ -59,13 +59,13 @@ class FeatureMap:
     >>> whiten = FeatureMap.load("map.safetensors")
     """
 
-    mean: Tensor
+    mean: Tensor = dataclasses.field(repr=False)
     """[width]"""
-    codes: Tensor
+    codes: Tensor = dataclasses.field(repr=False)
     """The principal directions as columns, divided by their steps and rounded: int8, [width, width]."""
-    steps: Tensor
+    steps: Tensor = dataclasses.field(repr=False)
     """[width]"""
-    variances: Tensor
+    variances: Tensor = dataclasses.field(repr=False)
     """Along the directions, [width]; shrunk."""
     power: float
     """0 centres, 1 whitens, and between is between."""
