@@ -136,22 +136,27 @@ def without_labels(vectors: Vectors, mapped: Mapped) -> dict[str, float]:
     }
 
 
-def exact(rows: Tensor, power: float, floor: float | None = None, bits: int = 64) -> Mapped:
-    """A map in other bits: shrunk as ours are, or with a floor under the variances instead."""
-    moments = Moments(rows.shape[1])
-    moments.add(rows)
-    found = moments.principal(rows.shape[1])
-    variances, axes = found.variances, found.vectors
-    if bits < 64:
-        steps = axes.abs().amax(0) / (2 ** (bits - 1) - 1)
-        axes = (axes / steps).round() * steps
-        variances = (axes * (moments.covariance() @ axes)).sum(0)
-    if floor is None:
-        variances = shrunk(variances, shrinkage(variances, len(rows)))
-    else:
-        variances = variances + floor * variances.mean()
-    matrix = axes * scales(variances, power)
-    return lambda vectors: ((vectors.double() - moments.mean) @ matrix).float()
+class Spread:
+    """Moments of vectors, for maps in other bits than ours, or with a floor under variances instead of shrinkage."""
+
+    def __init__(self, rows: Tensor) -> None:
+        self.moments = Moments(rows.shape[1])
+        self.moments.add(rows)
+        self.covariance = self.moments.covariance()
+        self.found = self.moments.principal(rows.shape[1], self.covariance)
+
+    def map(self, power: float, floor: float | None = None, bits: int = 64) -> Mapped:
+        variances, axes = self.found.variances, self.found.vectors
+        if bits < 64:
+            steps = axes.abs().amax(0) / (2 ** (bits - 1) - 1)
+            axes = (axes / steps).round() * steps
+            variances = (axes * (self.covariance @ axes)).sum(0)
+        if floor is None:
+            variances = shrunk(variances, shrinkage(variances, self.moments.count))
+        else:
+            variances = variances + floor * variances.mean()
+        matrix = axes * scales(variances, power)
+        return lambda vectors: ((vectors.double() - self.moments.mean) @ matrix).float()
 
 
 def knn(vectors: Vectors, mapped: Mapped) -> float:
@@ -162,7 +167,7 @@ def measured(vectors: Vectors) -> dict[str, Any]:
     whole = FeatureMap.fit(vectors.train)
     held = FeatureMap.fit(vectors.others)
     few = vectors.train[torch.randperm(len(vectors.train), generator=torch.Generator().manual_seed(1))[:FEW_IMAGES]]
-    small = FeatureMap.fit(few)
+    small, spread, of_few = FeatureMap.fit(few), Spread(vectors.train), Spread(few)
     return {
         "images": len(vectors.train),
         "width": vectors.train.shape[1],
@@ -173,13 +178,11 @@ def measured(vectors: Vectors) -> dict[str, Any]:
             for power in POWERS
         },
         "bits": {
-            f"{bits} {power}": knn(vectors, exact(vectors.train, power, bits=bits))
-            for bits in (64, 6, 4)
-            for power in (0.5, 1.0)
+            f"{bits} {power}": knn(vectors, spread.map(power, bits=bits)) for bits in (64, 6, 4) for power in (0.5, 1.0)
         },
         "few images": {str(power): knn(vectors, small.at(power)) for power in (0.5, 1.0)},
         "floors": {
-            f"{floor} {power}": knn(vectors, exact(few, power, floor)) for floor in FLOORS for power in (0.5, 1.0)
+            f"{floor} {power}": knn(vectors, of_few.map(power, floor)) for floor in FLOORS for power in (0.5, 1.0)
         },
     }
 
