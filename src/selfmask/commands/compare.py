@@ -84,8 +84,8 @@ class CompareConfig:
             Cell(method, share, seed)
             for seed in range(self.seeds)
             for share in sorted(set(self.label_fractions))
-            for method in dict.fromkeys(self.methods)
-            for method in ((method, method + MAP) if method in _PROBED else (method,))
+            for asked in dict.fromkeys(self.methods)
+            for method in ((asked, asked + MAP) if asked in _PROBED else (asked,))
         ]
 
     @staticmethod

@@ -180,7 +180,7 @@ class FeatureMap:
         """Read a file; whatever is wrong with it is a `FeatureMapError`."""
         try:
             with open_container(source, None if isinstance(source, str | Path | Container) else "the map") as file:
-                about = _about(file)
+                power, images, made_for = _words_of(file)
                 _check_table(file)
                 tensors = file.read(hashed_words(FORMAT, _VERSION, file.metadata["about"]))
             _check_values(tensors)
@@ -191,11 +191,11 @@ class FeatureMap:
                 found=error.found if isinstance(error, MaskFileError) else str(error)[:200],
                 todo="fit it again: --map NEW-FILE",
             ) from error
-        return dataclasses.replace(about, **tensors)
+        mean, codes, steps, variances = (tensors[name] for name in _TYPES)
+        return FeatureMap(mean, codes, steps, variances, power, images, made_for)
 
 
 _TYPES = {"mean": "F32", "codes": "I8", "steps": "F32", "variances": "F32"}
-_NOTHING = torch.empty(0)
 
 
 def sample(count: int) -> list[int]:
@@ -228,20 +228,16 @@ def _possible(width: int) -> int:
     return width
 
 
-def _about(file: Container) -> FeatureMap:
-    """The map, yet without its tensors."""
+def _words_of(file: Container) -> tuple[float, int, MadeFor | None]:
+    """All of a map but its tensors."""
     if (file.metadata.get("format"), file.metadata.get("version")) != (FORMAT, _VERSION):
         found = f"{file.metadata.get('format')} {file.metadata.get('version')}"
         raise ValueError(f"a file of the format {found[:100]!r}")
     fields = checked.mapping(checked.document(checked.member(file.metadata, "about")))
-    return FeatureMap(
-        _NOTHING,
-        _NOTHING,
-        _NOTHING,
-        _NOTHING,
-        power=checked.number(checked.member(fields, "power"), least=0.0, most=1.0),
-        images=checked.count(checked.member(fields, "images"), least=2),
-        made_for=checked.optional(checked.member(fields, "made_for"), _made_for),
+    return (
+        checked.share(checked.member(fields, "power")),
+        checked.count(checked.member(fields, "images"), least=2),
+        checked.optional(checked.member(fields, "made_for"), _made_for),
     )
 
 
