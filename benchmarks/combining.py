@@ -23,11 +23,11 @@ from selfmask import Cascade
 from selfmask.backbones import load_backbone
 from selfmask.cascade.combination import Combination
 from selfmask.cascade.model import CONDITIONAL, DISPATCHER, UNCONDITIONAL, expert_name
-from selfmask.cascade.moments import Moments
 from selfmask.data import label_split, open_images
 from selfmask.embedding.embedder import FROZEN, Embedder
 from selfmask.embedding.vectors import embed
 from selfmask.evaluation import knn_accuracy, linear_probe_fit
+from selfmask.evaluation.moments import Moments
 
 FEW, CHOICES = 0.01, 5  # share of the labels, and how often they are chosen
 Numbers = tuple[float, float, float]

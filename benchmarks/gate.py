@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from selfmask import AdaptConfig, MaskConfig
+from selfmask import AdaptConfig, FeatureMap, MaskConfig
 from selfmask.backbones import load_backbone
 from selfmask.commands.adapt import Adaptation
 from selfmask.data import open_images
@@ -33,6 +33,7 @@ from selfmask.data.pixels import fit, normalised
 from selfmask.data.views import MultiCrop, ViewsConfig
 from selfmask.embedding.vectors import embed
 from selfmask.evaluation import knn_accuracy
+from selfmask.evaluation.rows import few_per_class
 from selfmask.masking import MaskedModel
 from selfmask.objectives.contrast import ContrastConfig
 from selfmask.preprocessing import Preprocessing
@@ -129,19 +130,6 @@ def vectors(model: Callable[[Tensor], Tensor], pixels: Mapping[str, Tensor]) -> 
     return {name: torch.cat([model(part).float() for part in tensor.split(128)]) for name, tensor in pixels.items()}
 
 
-def whitened(train: Tensor, *others: Tensor, power: float) -> list[Tensor]:
-    mean = train.mean(0)
-    values, axes = torch.linalg.eigh(torch.cov((train - mean).T.double()))
-    scale = (values.clamp(min=0) + 1e-3 * values.mean()) ** (-power / 2)
-    return [((part - mean).double() @ axes * scale).float() for part in (train, *others)]
-
-
-def few(y: Tensor) -> list[Tensor]:
-    """Ten labels a class, or what there is of them, three times."""
-    orders = [torch.randperm(len(y), generator=torch.Generator().manual_seed(seed)) for seed in range(3)]
-    return [torch.cat([order[y[order] == label][:10] for label in y.unique()]) for order in orders]
-
-
 def ridge(train: Tensor, y: Tensor, test: Tensor, truth: Tensor) -> float:
     """A linear probe in closed form: regression on the classes, with a penalty of a hundredth of the variance."""
     mean = train.double().mean(0)
@@ -154,14 +142,15 @@ def ridge(train: Tensor, y: Tensor, test: Tensor, truth: Tensor) -> float:
 
 
 def accuracy(train: Tensor, y: Tensor, test: Tensor, truth: Tensor) -> dict[str, float]:
-    white, half = (whitened(train, test, power=power) for power in (1.0, 0.5))
+    whiten, few = FeatureMap.fit(train), [few_per_class(y.tolist(), seed) for seed in range(3)]
+    white, half = ([whiten.at(power)(part) for part in (train, test)] for power in (1.0, 0.5))
     return {
         "knn": knn_accuracy(train, y, test, truth, k=20),
         "knn 200": knn_accuracy(train, y, test, truth, k=min(200, len(train))),
         "knn whitened": knn_accuracy(white[0], y, white[1], truth, k=20),
         "knn half whitened": knn_accuracy(half[0], y, half[1], truth, k=20),
         "probe": ridge(train, y, test, truth),
-        "probe few": sum(ridge(train[some], y[some], test, truth) for some in few(y)) / 3,
+        "probe few": sum(ridge(train[some], y[some], test, truth) for some in few) / 3,
     }
 
 

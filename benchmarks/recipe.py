@@ -23,11 +23,11 @@ import torch
 
 from selfmask import AdaptConfig, MaskConfig, adapt
 from selfmask.backbones import load_backbone
-from selfmask.commands.outcome import Labelled
 from selfmask.data import open_images
 from selfmask.data.views import ViewsConfig
+from selfmask.embedding.embedder import FROZEN, MASK, Embedder
 from selfmask.embedding.vectors import embed
-from selfmask.evaluation import knn_accuracy
+from selfmask.evaluation import few_label_probe, knn_accuracy
 from selfmask.objectives.contrast import ContrastConfig
 
 LOG = Path("docs/logs/recipe.jsonl")
@@ -116,13 +116,23 @@ def perform(run: Run) -> dict[str, Any]:
         curve.append(kept_of_line | point)
         spent += time.perf_counter() - start
 
+    def before_and_after(masked: Any) -> dict[str, float]:
+        """What the log has held from the start: k-NN with k = 200, and a probe with 1 % of the labels."""
+        numbers = {}
+        for side, variant in (("before", FROZEN), ("after", MASK)):
+            model = Embedder("", masked, preprocessing, 0).module([variant])
+            (bank, kept), (queries, test_kept) = (embed(model, images, preprocessing) for images in (train, test))
+            parts = bank, y[kept], queries, truth[test_kept]
+            numbers[f"knn_{side}"] = knn_accuracy(*parts, k=min(200, len(bank)))
+            numbers[f"probe_{side}"] = few_label_probe(*parts, fraction=0.01)[0]
+        return numbers
+
     start = time.perf_counter()
     result = adapt(
         backbone.model,
         run.images,
         config,
         preprocessing=preprocessing,
-        labelled=Labelled(train, test),
         watch=watch,
     )
     seconds = time.perf_counter() - start - spent
@@ -130,7 +140,7 @@ def perform(run: Run) -> dict[str, Any]:
         **dict(zip(("part", "name", "backbone", "images", "seed"), run.key, strict=True)),
         "seconds": seconds,
         "threads": torch.get_num_threads(),
-        "result": result.result,
+        "result": result.result | before_and_after(result.model),
         "curve": curve,
     }
 

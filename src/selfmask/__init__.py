@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from .commands.cascade.run import fit_cascade
     from .commands.train import TrainConfig, TrainResult, train
     from .data.partition import open_labelled
+    from .evaluation.feature_map import FeatureMap
     from .masking import MaskConfig, MaskedModel, get_masked_model
 
 __version__ = "0.1.0"
@@ -19,6 +20,7 @@ _HOME = {
     "AdaptResult": "commands.adapt",
     "Cascade": "cascade.model",
     "CascadeConfig": "commands.cascade.config",
+    "FeatureMap": "evaluation.feature_map",
     "MaskConfig": "masking",
     "MaskedModel": "masking",
     "TrainConfig": "commands.train",
@@ -34,6 +36,7 @@ __all__ = [
     "AdaptResult",
     "Cascade",
     "CascadeConfig",
+    "FeatureMap",
     "MaskConfig",
     "MaskedModel",
     "TrainConfig",

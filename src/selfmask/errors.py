@@ -114,6 +114,10 @@ class LabelsError(SelfmaskError):
     """Labels that cannot be learned from or measured with: missing, of one class, or not fitting their images."""
 
 
+class FeatureMapError(SelfmaskError):
+    """A map of vectors that cannot be read, or was fitted to other vectors."""
+
+
 class EmbedderError(SelfmaskError):
     """What was given to make vectors with is no run folder, no mask on its backbone, or not finished."""
 

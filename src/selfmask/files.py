@@ -29,6 +29,7 @@ class RunFile(StrEnum):
     LAST = "checkpoints/last.pt"
     BEST = "checkpoints/best.pt"
     MASK = "mask.smn"
+    MAP = "map.safetensors"
     TUNED = "tuned.safetensors"
     SCORES = "scores.json"
     BAD_IMAGES = "bad_images.json"

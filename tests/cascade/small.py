@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from selfmask import Cascade, CascadeConfig, MaskConfig, MaskedModel
 from selfmask.cascade.combination import Combination, columns_of
 from selfmask.cascade.model import CONDITIONAL, DISPATCHER, UNCONDITIONAL, expert_name
-from selfmask.cascade.moments import Moments
 from selfmask.cascade.router import Router
 from selfmask.data import Images, SomeImages, open_images
 from selfmask.data.pixels import fit, normalised
+from selfmask.evaluation.moments import Moments
 from tests.maskfile.tiny import masked_with
 from tests.training.small import HOW, config, network
 

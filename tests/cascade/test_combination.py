@@ -13,8 +13,8 @@ from torch import Tensor
 from selfmask import Cascade
 from selfmask.cascade.combination import Combination
 from selfmask.cascade.model import CONDITIONAL, DISPATCHER, UNCONDITIONAL, expert_name
-from selfmask.cascade.moments import Moments
 from selfmask.errors import CorruptCascadeError
+from selfmask.evaluation.moments import Moments
 
 from .small import EXPERTS, WIDTH, as_numpy, features, fitted, pixels
 

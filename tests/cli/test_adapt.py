@@ -16,6 +16,7 @@ import pytest
 import torch
 from PIL import Image
 
+from selfmask import FeatureMap
 from selfmask.cli.adapt import NOTHING_GAINED
 from selfmask.data import open_images
 from selfmask.training.quality import Gain
@@ -60,6 +61,11 @@ def test_adapt_leaves_a_mask_that_embed_and_evaluate_use(place: Path) -> None:
     assert done.returncode == 0, done.stderr
     vectors = np.load(place / "photos.npz")["vectors"]
     assert vectors.shape == (60, 256)
+    done = run(place, "embed", "runs/photos", "photos", "--out", "white.npz", "--whiten", "auto")
+    assert done.returncode == 0, done.stderr
+    whiten = FeatureMap.load(place / "runs/photos/map.safetensors")  # of the model as it was in memory
+    assert np.array_equal(np.load(place / "white.npz")["vectors"], whiten(torch.from_numpy(vectors)).numpy())
+    assert str(np.load(place / "white.npz")["map"]) == whiten.sha256
     done = run(place, "evaluate", "runs/photos/mask.smn", "--data", "photos", "--json")
     assert done.returncode == 0, done.stderr
     sides = json.loads(done.stdout)["results"]["knn"]
@@ -159,10 +165,11 @@ def test_the_demo_measures_before_and_after(tmp_path: Path) -> None:
     done = run(tmp_path, "demo", "--steps", "2")
     assert done.returncode == 0, done.stderr
     result = json.loads((tmp_path / "runs/demo/result.json").read_text())
-    wanted = {"knn_before", "knn_after", "probe_before", "probe_after", "mask_bytes", "base_bytes", "seconds", "seed"}
-    assert wanted <= set(result)
-    assert result["knn_before"] > 0.65  # the bundled backbone is a real one
+    assert {"rows", "mask_bytes", "map_bytes", "base_bytes", "seconds", "seed"} <= set(result)
+    assert result["rows"]["frozen"]["knn"] > 0.75  # the bundled backbone is a real one
+    assert result["rows"]["frozen+map"]["knn"] > result["rows"]["frozen"]["knn"] + 0.02  # and a map a real rival
     assert result["mask_bytes"] < result["base_bytes"] / 20
-    assert "k-NN accuracy" in done.stdout
+    assert "k-NN (k = 20)" in done.stdout
+    assert "frozen + map" in done.stdout
     again = run(tmp_path, "demo", "--steps", "2", "--json")
-    assert json.loads(again.stdout)["knn_after"] == result["knn_after"]
+    assert json.loads(again.stdout)["rows"] == result["rows"]

@@ -45,7 +45,8 @@ def test_it_leaves_what_embed_takes(place: Path) -> None:
 def test_it_leaves_what_evaluate_takes(place: Path) -> None:
     done = selfmask("evaluate", place / "run/cascade.smn", "--data", place / "photos", "--json")
     assert done.returncode == 0, done.stderr
-    assert list(json.loads(done.stdout)["results"]["knn"]) == ["frozen", "dispatcher", "conditional", "unconditional"]
+    variants = ["frozen", "frozen+map", "dispatcher", "dispatcher+map", "conditional", "unconditional"]
+    assert list(json.loads(done.stdout)["results"]["knn"]) == variants
     shown = selfmask(
         "evaluate", place / "run", "--data", place / "photos", "--scale", "none", "--report", place / "e.html"
     )

@@ -4,19 +4,20 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
 import typer
 from click.testing import Result
 from typer.testing import CliRunner
 
-from selfmask import MaskConfig, get_masked_model
+from selfmask import FeatureMap, MaskConfig, get_masked_model
 from selfmask.backbones import load_backbone
 from selfmask.cli.embed import embed
 from selfmask.cli.evaluate import evaluate
 from selfmask.data import open_images
 from selfmask.embedding.vectors import embed as embed_images
-from selfmask.errors import LabelsError
+from selfmask.errors import EvaluationError, FeatureMapError, LabelsError, SelfmaskError
 from selfmask.evaluation import knn_accuracy
 
 from ..embedding.samples import pictures, weights_file
@@ -85,7 +86,7 @@ def test_evaluate_shows_backbone_and_mask_side_by_side(tmp_path: Path, mask: Pat
     options = ("evaluate", mask, "--data", data, "--weights", weights)
     found = json.loads(run(*options, "--k", 5, "--temperature", 0.07, "--json").stdout)
     assert (found["train_images"], found["test_images"], len(found["classes"])) == (45, 30, 3)
-    assert (found["settings"]["k"], found["settings"]["temperature"], found["divided"]) == (5, 0.07, True)
+    assert (found["settings"]["k"], found["settings"]["temperature"], found["divided"]) == ([5], 0.07, True)
     backbone = load_backbone(NAME, weights=weights)
     train, test = open_images(data, split="train"), open_images(data, split="test")
     bank, queries = (embed_images(backbone.model, part, backbone.preprocessing)[0] for part in (train, test))
@@ -96,7 +97,17 @@ def test_evaluate_shows_backbone_and_mask_side_by_side(tmp_path: Path, mask: Pat
     for protocol in ("knn", "linear"):
         assert found["results"][protocol]["mask"]["top1"] > 0.5  # three colours
     text = run(*options, "--report", tmp_path / "page.html").output
-    for words in ("frozen backbone", "with the mask", "k-NN", "linear probe", "using 45", "page.html", "worst"):
+    for words in (
+        "frozen backbone",
+        "with the mask",
+        "+ map",
+        "k-NN (k = 20)",
+        "k-NN (k = 200)",
+        "linear probe",
+        "using 45",
+        "page.html",
+        "worst",
+    ):
         assert words in text
     assert "top-5" not in text  # of three classes
     assert "confusion matrix" in (tmp_path / "page.html").read_text()
@@ -132,7 +143,7 @@ def test_evaluate_splits_what_is_not_divided(tmp_path: Path, weights: Path) -> N
     result = run("evaluate", NAME, "--data", data, "--weights", weights, "--k", 5, "--json")
     found = json.loads(result.stdout)
     assert (found["train_images"], found["test_images"], found["left_out"], len(found["classes"])) == (47, 12, 1, 3)
-    assert list(found["results"]["knn"]) == ["frozen"]
+    assert list(found["results"]["knn"]) == ["frozen", "frozen+map"]
     assert found["results"]["knn"]["frozen"]["top1"] > 0.5
     assert "no train and test splits" in result.stderr
     assert "1 images could not be read" in result.stderr
@@ -145,3 +156,63 @@ def test_evaluate_needs_labels(tmp_path: Path, weights: Path) -> None:
     result = run("evaluate", NAME, "--data", data, "--weights", weights)
     assert isinstance(result.exception, LabelsError)
     assert "no labels" in str(result.exception)
+
+
+def test_embed_fits_a_map_once_and_uses_it_ever_after(tmp_path: Path, weights: Path) -> None:
+    """Whether all images come at once or in parts, and whichever parts these are."""
+    whole, half = pictures(tmp_path / "whole", 40), pictures(tmp_path / "half", 20)
+    options = ("--weights", weights, "--map", tmp_path / "a.safetensors", "--out")
+    first = run("embed", NAME, whole, *options, tmp_path / "whole.npz", "--batch-size", 8)
+    assert "a map was fitted to 40 images and written to" in first.output, first.output
+    kept = (tmp_path / "a.safetensors").read_bytes()
+    again = run("embed", NAME, half, *options, tmp_path / "half.npz", "--batch-size", 8, "--json")
+    found = json.loads(again.stdout)
+    whiten = FeatureMap.load(tmp_path / "a.safetensors")
+    assert (found["map"], found["power"]) == (whiten.sha256, 0.5)
+    assert (tmp_path / "a.safetensors").read_bytes() == kept
+    with np.load(tmp_path / "whole.npz") as one, np.load(tmp_path / "half.npz") as other:
+        assert str(one["map"]) == str(other["map"]) == whiten.sha256
+        assert np.array_equal(one["vectors"][:16], other["vectors"][:16])  # of the same batches
+        mapped = one["vectors"]
+    run("embed", NAME, whole, "--weights", weights, "--out", tmp_path / "raw.npz", "--batch-size", 8)
+    with np.load(tmp_path / "raw.npz") as raw:
+        assert "map" not in raw
+        assert np.array_equal(whiten(torch.from_numpy(raw["vectors"])).numpy(), mapped)
+        powered = run("embed", NAME, whole, *options, tmp_path / "p.parquet", "--whiten", 0.9, "--batch-size", 8)
+        assert powered.exit_code == 0, powered.output
+        table = pq.read_table(tmp_path / "p.parquet")
+        assert table.schema.metadata[b"selfmask.map"].decode() == whiten.at(0.9).sha256
+        rows = np.stack(table["vector"].to_numpy())
+        assert np.array_equal(rows, whiten.at(0.9)(torch.from_numpy(raw["vectors"])).numpy())
+
+
+def test_maps_that_cannot_be_used_are_refused(tmp_path: Path, mask: Path, weights: Path) -> None:
+    photos = pictures(tmp_path / "photos", 9)
+    options = ("--weights", weights, "--out", tmp_path / "f.npz")
+    run("embed", NAME, photos, *options, "--map", tmp_path / "m")
+    for words, text in (
+        ((mask, photos, "--map", tmp_path / "m"), "fitted to other vectors"),
+        ((NAME, photos, "--map", tmp_path / "m", "--size", 64), "fitted to other vectors"),
+        ((NAME, photos, "--whiten", "auto"), "--map FILE"),
+        ((mask, photos, "--whiten", "auto"), "--map FILE"),
+        ((NAME, photos, "--whiten", "much"), "power"),
+        ((NAME, photos, "--map", weights), "is not a map"),
+    ):
+        result = run("embed", *words, *options)
+        assert isinstance(result.exception, SelfmaskError), result.output
+        assert text in str(result.exception)
+
+
+def test_evaluate_takes_a_map_for_the_vectors_it_was_fitted_to(tmp_path: Path, mask: Path, weights: Path) -> None:
+    data = pictures(tmp_path / "data", 45, classes=3)
+    run("embed", NAME, data, "--weights", weights, "--map", tmp_path / "m", "--out", tmp_path / "f.npz")
+    options = ("evaluate", mask, "--data", data, "--weights", weights, "--protocol", "knn", "--k", 5, "--json")
+    found = json.loads(run(*options, "--map", tmp_path / "m", "--whiten", 1).stdout)["results"]["knn"]
+    assert list(found) == ["frozen", "frozen+map", "mask", "mask+map"]
+    fitted = json.loads(run(*options, "--whiten", 1).stdout)["results"]["knn"]
+    assert found["mask+map"] == fitted["mask+map"]  # the file was not fitted to these
+    assert list(json.loads(run(*options, "--whiten", "none").stdout)["results"]["knn"]) == ["frozen", "mask"]
+    wrong = run("evaluate", NAME, "--data", data, "--weights", weights, "--size", 64, "--map", tmp_path / "m")
+    assert isinstance(wrong.exception, FeatureMapError)
+    for k in ("many", "0", "5,"):
+        assert isinstance(run(*options, "--k", k).exception, EvaluationError)

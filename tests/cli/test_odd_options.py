@@ -32,6 +32,7 @@ NUMBERS = ["inf", "-inf", "nan", "0", "-1", "1e308", "9" * 30, "", "x", ",", "1,
 PLACES = ["", ".", "/", "/dev/null", "/dev/zero", "/proc/self/mem", "no/such", "x" * 5000, "\x1b[31m\udcff", "~nobody"]
 ENDINGS = (".smn", ".toml", ".txt", ".npz", ".safetensors", ".html")
 FILES = {"out", "resume", "config", "weights", "images", "data", "what", "classes", "report", "dispatcher", "backbone"}
+FILES |= {"map_file"}
 
 
 LOAD = functools.cache(cli.load)

@@ -59,7 +59,9 @@ def test_the_run_folder_holds_all_of_a_run(tmp_path: Path) -> None:
     assert {path.name for path in (tmp_path / "run" / "checkpoints").iterdir()} == {"last.pt"}
     stored = json.loads((tmp_path / "run" / "result.json").read_text())
     assert stored == result.result
-    assert {"knn_before", "knn_after", "probe_before", "probe_after"} <= set(stored)
+    assert list(stored["rows"]) == ["frozen", "frozen+map", "mask", "mask+map"]
+    assert stored["map_bytes"] == (tmp_path / "run" / "map.safetensors").stat().st_size
+    assert "k-NN (k = 20) + map" in (tmp_path / "run" / "report.html").read_text()
     assert stored["mask_bytes"] == (tmp_path / "run" / "mask.smn").stat().st_size
     assert stored["base_bytes"] == 4 * sum(p.numel() for p in network().parameters())
     assert any((tmp_path / "run" / "events").iterdir())

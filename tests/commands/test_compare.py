@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from selfmask import FeatureMap
 from selfmask.backbones.loading import Backbone
 from selfmask.commands.compare import Cell, CompareConfig, Comparison, compare
 from selfmask.data import Images, SomeImages, label_split
@@ -84,8 +85,8 @@ def numbers(comparison: Comparison) -> dict[str, Any]:
 
 def test_every_cell_is_there(whole: tuple[Path, Comparison]) -> None:
     _, comparison = whole
-    assert len(comparison.results) == 4 * 2 * 2
-    assert comparison.methods == list(METHODS)
+    assert len(comparison.results) == 6 * 2 * 2
+    assert comparison.methods == ["frozen", "frozen+map", "mask", "self-mask", "self-mask+map", "full"]
     assert comparison.shares == [0.5, 1.0]
     assert comparison.accuracy("lora", 1.0) is None
     for found in comparison.results.values():
@@ -104,6 +105,17 @@ def test_frozen_is_the_linear_probe_on_the_labels_of_the_cell(whole: tuple[Path,
         found = whole[1].accuracy("frozen", share)
         assert found is not None
         assert found[0] == pytest.approx(np.mean(expected))
+
+
+def test_with_a_map_it_is_the_probe_on_mapped_vectors(whole: tuple[Path, Comparison]) -> None:
+    found = whole[1]
+    images, test = clothes(100, 40)
+    (bank, _), (queries, _) = (embed(network(), part, HOW) for part in (images, test))
+    whiten = FeatureMap.fit(bank)
+    expected = linear_probe(whiten(bank), torch.tensor(images.labels), whiten(queries), torch.tensor(test.labels))
+    assert found.accuracy("frozen+map", 1.0) == (pytest.approx(expected), 0.0)
+    assert found.bytes("frozen+map") == found.bytes("frozen") + len(whiten.as_bytes())
+    assert found.bytes("self-mask+map") > found.bytes("frozen+map")
 
 
 def test_all_methods_of_a_cell_see_the_same_labels(whole: tuple[Path, Comparison]) -> None:
@@ -144,7 +156,7 @@ def test_a_comparison_that_was_stopped_goes_on(
 def test_more_cells_can_be_added_but_no_other_settings(tmp_path: Path) -> None:
     first = run(tmp_path, small(methods=("frozen",), seeds=1))
     more = run(tmp_path, small(methods=("frozen", "mask"), seeds=1))
-    assert len(more.results) == 2 * len(first.results)
+    assert len(more.results) == 6  # frozen with and without a map, and the mask, of two shares
     assert all(more.results[cell] == found for cell, found in first.results.items())
     with pytest.raises(RunMismatchError, match="steps"):
         run(tmp_path, small(steps=3))

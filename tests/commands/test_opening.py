@@ -13,7 +13,6 @@ from selfmask.backbones import load_backbone
 from selfmask.cascade.combination import COMBINATIONS, Combination
 from selfmask.cascade.config import ShapeConfig
 from selfmask.cascade.model import DISPATCHER, expert_name
-from selfmask.cascade.moments import Moments
 from selfmask.cascade.router import Router
 from selfmask.commands.opening import load_embedder
 from selfmask.data import open_images
@@ -21,6 +20,7 @@ from selfmask.embedding import features
 from selfmask.embedding.embedder import Embedder
 from selfmask.embedding.features import write_features
 from selfmask.errors import BadWeightsError, CorruptMaskFileError, NotAMaskFileError
+from selfmask.evaluation.moments import Moments
 from selfmask.maskfile import fingerprint
 
 from ..cli.inside import selfmask

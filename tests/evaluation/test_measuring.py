@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from selfmask import MaskConfig, get_masked_model
+from selfmask import FeatureMap, MaskConfig, get_masked_model
 from selfmask.commands.evaluate import features_of
 from selfmask.data import Images, open_images
 from selfmask.data.partition import open_split
@@ -17,8 +17,9 @@ from selfmask.embedding.embedder import Embedder
 from selfmask.errors import EvaluationError, HeadError, LabelsError
 from selfmask.evaluation import knn_accuracy, linear_probe, linear_probe_fit
 from selfmask.evaluation.inputs import OnProgress
-from selfmask.evaluation.measuring import Evaluation, Features, evaluate, label_splits
-from selfmask.evaluation.protocols import PROTOCOLS, Prediction, Settings, Task, protocols_of
+from selfmask.evaluation.measuring import Evaluation, Features, evaluate, label_splits, with_maps
+from selfmask.evaluation.protocols import PROTOCOLS, Prediction, Settings, Task, protocols_of, title_of
+from selfmask.evaluation.rows import as_table, few_per_class, rows_of
 from selfmask.objectives.heads import LinearHead
 from selfmask.report.evaluation import render
 
@@ -46,7 +47,7 @@ def clothes(embedder: Embedder) -> Features:
 
 
 def test_every_protocol_and_side_is_what_its_function_says(clothes: Features) -> None:
-    found = evaluate("tiny", clothes, BOTH, Settings(k=20, temperature=0.07))
+    found = evaluate("tiny", clothes, BOTH, Settings(k=(20,), temperature=0.07))
     assert (found.seeds, found.train_images, found.test_images, found.labelled_images) == (1, 400, 100, 400)
     for side in ("frozen", "mask"):
         parts = clothes.train[side], clothes.labels, clothes.test[side], clothes.truth
@@ -64,7 +65,7 @@ def test_every_protocol_and_side_is_what_its_function_says(clothes: Features) ->
 
 
 def test_few_labels_are_measured_over_seeds(clothes: Features) -> None:
-    settings = Settings(label_fraction=0.1, seeds=3, k=200)
+    settings = Settings(label_fraction=0.1, seeds=3, k=(200,))
     found = evaluate("tiny", clothes, BOTH, settings)
     assert (found.seeds, found.labelled_images) == (3, len(label_split(clothes.labels.tolist(), 0.1, 0)))
     for protocol, measure in (("knn", knn_accuracy), ("linear", linear_probe)):
@@ -91,18 +92,18 @@ def test_the_sweep_says_what_it_chose(clothes: Features) -> None:
 def test_progress_goes_from_nothing_to_all(clothes: Features) -> None:
     steps: list[tuple[int, int]] = []
     evaluate("tiny", clothes, BOTH, Settings(), progress=lambda done, total: steps.append((done, total)))
-    assert {total for _, total in steps} == {400}
-    assert steps[-1] == (400, 400)
+    assert {total for _, total in steps} == {600}  # k-NN twice and a probe, of two variants
+    assert steps[-1] == (600, 600)
     assert len(steps) > 20
 
 
 def test_labels_are_matched_by_name_and_not_by_number(embedder: Embedder) -> None:
     train, test = (some(open_images("selfmask/fashion", split=split), 20) for split in ("train", "test"))
-    straight = evaluate("tiny", features_of(embedder, train, test), ["knn"], Settings(k=20))
+    straight = evaluate("tiny", features_of(embedder, train, test), ["knn"], Settings(k=(20,)))
     assert test.classes is not None
     assert test.labels is not None
     turned = ArrayImages(test.pixels, [9 - label for label in test.labels], test.classes[::-1])
-    assert evaluate("tiny", features_of(embedder, train, turned), ["knn"], Settings(k=20)) == straight
+    assert evaluate("tiny", features_of(embedder, train, turned), ["knn"], Settings(k=(20,))) == straight
 
 
 def leaked(features: Features) -> list[int]:
@@ -170,10 +171,10 @@ def test_bad_input_is_refused_before_the_work(embedder: Embedder, tmp_path: Path
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"label_fraction": 0.0}, {"label_fraction": 1.5}, {"seeds": 0}, {"k": 0}, {"temperature": 0.0}],
+    [{"label_fraction": 0.0}, {"label_fraction": 1.5}, {"seeds": 0}, {"k": (0,)}, {"k": ()}, {"temperature": 0.0}],
     ids=str,
 )
-def test_settings_that_cannot_work(wrong: dict[str, float]) -> None:
+def test_settings_that_cannot_work(wrong: dict[str, object]) -> None:
     with pytest.raises((EvaluationError, LabelsError)):
         Settings(**wrong)  # type: ignore[arg-type]
 
@@ -225,7 +226,7 @@ def test_the_page_of_many_classes_stays_small() -> None:
         False,
         {"frozen": "frozen backbone"},
     )
-    page = render(evaluate("x", features, ["knn"], Settings(k=2)), "y")
+    page = render(evaluate("x", features, ["knn"], Settings(k=(2,))), "y")
     assert len(page) < 500_000
     assert "The 40 worst of 300 classes" in page
     assert "2 images could not be read" in page
@@ -236,7 +237,46 @@ def test_evaluations_are_plain_data(clothes: Features) -> None:
     assert isinstance(found, Evaluation)
     plain = found.as_dict()
     assert plain["results"]["knn"]["mask"]["top1"] == found.results["knn"]["mask"].top1
-    assert plain["settings"]["k"] == 200
+    assert plain["settings"]["k"] == (20, 200)
+
+
+def test_every_k_is_measured_and_the_first_leads(clothes: Features) -> None:
+    found = evaluate("tiny", clothes, ["knn"], Settings(k=(20, 200)))
+    assert list(found.results) == ["knn", "knn_200"]
+    parts = clothes.train["mask"], clothes.labels, clothes.test["mask"], clothes.truth
+    for key, k in (("knn", 20), ("knn_200", 200)):
+        assert found.results[key]["mask"].top1 == pytest.approx(knn_accuracy(*parts, k=k))
+        assert title_of(key, found.settings) == f"k-NN (k = {k})"
+
+
+def test_maps_are_fitted_to_training_images_alone_and_stand_beside(clothes: Features) -> None:
+    mapped = with_maps(clothes, power=1.0, without=["mask"])
+    assert list(mapped.train) == list(mapped.test) == list(mapped.titles) == ["frozen", "frozen+map", "mask"]
+    whiten = FeatureMap.fit(clothes.train["frozen"], power=1.0)
+    assert torch.equal(mapped.test["frozen+map"], whiten(clothes.test["frozen"]))
+    other = with_maps(clothes, given={"frozen": FeatureMap.fit(clothes.train["mask"])})
+    assert not torch.equal(other.test["frozen+map"], with_maps(clothes).test["frozen+map"])
+    # A head was trained on vectors without a map.
+    head = LinearHead(256, clothes.classes)
+    found = evaluate("tiny", dataclasses.replace(with_maps(clothes), head=head), ["head"], Settings())
+    assert list(found.results["head"]) == ["mask"]
+
+
+def test_the_rows_of_all_variants_are_what_the_measures_say(clothes: Features) -> None:
+    rows = rows_of(with_maps(clothes))
+    assert list(rows) == ["frozen", "frozen+map", "mask", "mask+map"]
+    parts = clothes.train["mask"], clothes.labels, clothes.test["mask"], clothes.truth
+    assert rows["mask"]["knn"] == pytest.approx(knn_accuracy(*parts, k=20))
+    assert rows["mask"]["knn_200"] == pytest.approx(knn_accuracy(*parts, k=200))
+    assert rows["mask"]["probe"] == pytest.approx(linear_probe(*parts))
+    few = [few_per_class(clothes.labels.tolist(), seed) for seed in range(3)]
+    assert all(torch.bincount(clothes.labels[some]).tolist() == [10] * 10 for some in few)
+    assert len({tuple(some) for some in few}) == 3
+    each = [linear_probe(parts[0][some], parts[1][some], *parts[2:]) for some in few]
+    assert rows["mask"]["probe_few"] == pytest.approx(np.mean(each))
+    head, *lines = as_table(rows)
+    assert (len(head), [line[0] for line in lines]) == (5, ["frozen", "frozen + map", "mask", "mask + map"])
+    assert few_per_class([0, 1, 1], 0) == [0, 1, 2]  # of what has fewer, all
 
 
 def test_a_head_is_asked_by_the_names_of_classes_and_not_by_their_order(clothes: Features) -> None:

@@ -29,7 +29,8 @@ from selfmask.data.named import open_arrays
 from selfmask.embedding import loading
 from selfmask.embedding.cache import FeatureCache, Vectors
 from selfmask.embedding.features import write_features
-from selfmask.errors import BackboneError, BaseWarning, DataError, MaskFileError, SelfmaskError
+from selfmask.errors import BackboneError, BaseWarning, DataError, FeatureMapError, MaskFileError, SelfmaskError
+from selfmask.evaluation.feature_map import FeatureMap, MadeFor
 from selfmask.files import RunFile
 from selfmask.maskfile import Fingerprints, state_of
 from selfmask.objectives.heads import LinearHead
@@ -154,6 +155,38 @@ def read_tuned(case: Case, folder: Path) -> str:
     vectors = model(torch.ones(2, 3, 3, 3))
     if head.ranked(vectors).shape[0] != 2:
         raise AssertionError("a head that does not fit")
+    return LOADED
+
+
+# ---- maps ---------------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def map_file() -> tuple[bytes, str]:
+    """A map, and its identity."""
+    vectors = pixels(60).flatten(1)[:, 500:512]
+    whiten = FeatureMap.fit(vectors, made_for=MadeFor("0" * 64, IMAGENET))
+    with tempfile.TemporaryDirectory() as folder:
+        whiten.save(Path(folder) / "map")
+        return (Path(folder) / "map").read_bytes(), whiten.sha256
+
+
+def mutate_map(rng: random.Random) -> Case:
+    damaged, guarded = container(map_file()[0], "about", rng)
+    return damaged, map_file()[1] if guarded else None
+
+
+def read_map(case: Case, folder: Path) -> str:
+    data, right = case
+    try:
+        whiten = FeatureMap.load(data)
+    except FeatureMapError as error:
+        return type(error).__name__
+    if right is not None:
+        assert whiten.sha256 == right, "another map was accepted"
+    for power in (0.0, 1.0):
+        vectors = whiten.at(power)(torch.ones(2, whiten.width))
+        assert bool(vectors.isfinite().all()), "vectors that are no numbers"
     return LOADED
 
 
@@ -469,7 +502,8 @@ def read_weights_file(case: Case, folder: Path) -> str:
 FORMATS = {
     "mask": Format(masks.mutate, lambda case, folder: masks.read(case, folder / "a.smn"), 330),
     "cascade": Format(mutate_cascade, read_cascade, 90),
-    "tuned": Format(mutate_tuned, read_tuned, 100),
+    "tuned": Format(mutate_tuned, read_tuned, 60),
+    "map": Format(mutate_map, read_map, 40),
     "vectors (cache)": Format(mutate_cached, read_cached, 80),
     "vectors (parts)": Format(mutate_parts, read_parts, 20),
     "checkpoint": Format(mutate_checkpoint, read_a_checkpoint, 80),

@@ -155,7 +155,7 @@ def test_the_page_shows_everything(written: Any) -> None:
     assert len(page.having("img")) == 3 * (1 + 2 * 4)
     for words in (
         "tiny on birds",
-        "k-NN accuracy",
+        "k-NN (k = 20)",
         "71.2%",
         "76.4%",
         "+5.2 points",
@@ -219,7 +219,15 @@ def test_better_on_one_and_worse_on_the_other_is_said(written: Any) -> None:
     _, page = written(only(result={"knn_before": 0.8, "knn_after": 0.75, "probe_before": 0.5, "probe_after": 0.6}))
     assert "\N{MINUS SIGN}5.0 points worse" in page.text
     assert "+10.0 points better" in page.text
-    assert "According to k-NN accuracy, this mask is worse than the frozen backbone." in page.text
+    assert "According to k-NN (k = 20), this mask is worse than the frozen backbone." in page.text
+
+
+def test_a_map_is_shown_as_the_rival_it_is(written: Any) -> None:
+    rows = {"frozen": 0.70, "mask": 0.72, "frozen+map": 0.75, "mask+map": 0.74}
+    _, page = written(only(result={"rows": {name: {"knn": value} for name, value in rows.items()}}))
+    assert "k-NN (k = 20) 70.0% 72.0% +2.0 points better" in page.text
+    assert "k-NN (k = 20) + map 75.0% 74.0% \N{MINUS SIGN}1.0 points worse" in page.text
+    assert "According to k-NN (k = 20) + map, this mask is worse than the frozen backbone." in page.text
 
 
 @pytest.mark.parametrize("after", [0.8, 0.8004, 0.7996])
@@ -273,10 +281,10 @@ def test_quality_that_hardly_changed_is_the_same(written: Any) -> None:
 
 def test_measures_with_labels_come_before_the_one_without_and_need_no_estimate(written: Any) -> None:
     _, page = written(only(result=GATED | {"knn_before": 0.7, "knn_after": 0.75}))
-    assert page.text.index("k-NN accuracy") < page.text.index("quality without labels")
+    assert page.text.index("k-NN (k = 20)") < page.text.index("quality without labels")
     assert "estimate" not in page.text
     _, page = written(only(result=GATED | {"knn_before": 0.7, "knn_after": 0.65}))
-    assert "According to k-NN accuracy, this mask is worse" in page.text
+    assert "According to k-NN (k = 20), this mask is worse" in page.text
 
 
 @pytest.mark.parametrize("labels", [{}, {"knn_before": 0.7, "knn_after": 0.7}, {"knn_before": 0.7, "knn_after": 0.6}])

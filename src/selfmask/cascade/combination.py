@@ -14,16 +14,15 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from ..evaluation.moments import Moments
+from ..evaluation.whitening import scales
 from .config import ScaleName
-from .moments import Moments
 from .router import check_tensors
 
 CONDITIONAL, UNCONDITIONAL = "conditional", "unconditional"
 COMBINATIONS = (CONDITIONAL, UNCONDITIONAL)
 """A cascade has one of each: for the dispatcher and the expert that is chosen, and for all."""
-_LARGEST = 127  # of a code
-_TAKEN = 1e-30  # variance; with less, a direction is not taken by any image
-_POWERS: Mapping[ScaleName, float] = {"whiten": -0.5, "none": 0.0, "eigenvalues": -1.0}
+_POWERS: Mapping[ScaleName, float] = {"whiten": 1.0, "none": 0.0, "eigenvalues": 2.0}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,21 +44,16 @@ class Combination:
     """What the mean of e is mapped to: [width]."""
 
     def __post_init__(self) -> None:
-        width, taken = len(self.steps), self.variances > _TAKEN
-        scales = torch.where(taken, self.variances, 1.0).double().pow(_POWERS[self.scale]).float() * taken
-        object.__setattr__(self, "blocks", (self.codes.float() * (self.steps * scales)).view(-1, width, width))
-        object.__setattr__(self, "offset", self.centre * scales)
+        width, scale = len(self.steps), scales(self.variances.double(), _POWERS[self.scale]).float()
+        object.__setattr__(self, "blocks", (self.codes.float() * (self.steps * scale)).view(-1, width, width))
+        object.__setattr__(self, "offset", self.centre * scale)
 
     @staticmethod
     def fit(moments: Moments, width: int, scale: ScaleName = "whiten") -> Combination:
         """From the moments of all training images' e."""
-        covariance = moments.covariance()
-        found = moments.principal(width, covariance)
-        steps = (found.vectors.abs().amax(0) / _LARGEST).float()
-        codes = (found.vectors / steps).round().contiguous()  # as they are loaded: sums then come out the same
-        rounded = codes * steps
-        variances = (rounded * (covariance @ rounded)).sum(0) * (found.variances > 0)
-        return Combination(codes.to(torch.int8), steps, variances.float(), (moments.mean @ rounded).float(), scale)
+        found = moments.coded(width)
+        centre = (moments.mean @ found.vectors).float()
+        return Combination(found.codes, found.steps, found.variances, centre, scale)
 
     def __call__(self, dispatcher: Tensor, experts: Mapping[int, Tensor]) -> Tensor:
         """Combine features [images, width] of the dispatcher and of some experts; the others count as zeros."""

@@ -17,8 +17,8 @@ from sklearn.mixture import GaussianMixture
 from torch import Tensor
 
 from ..errors import ClusterError, CorruptCascadeError
+from ..evaluation.moments import Moments
 from .config import ShapeConfig
-from .moments import Moments
 
 
 @dataclasses.dataclass(frozen=True)

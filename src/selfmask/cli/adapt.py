@@ -10,6 +10,7 @@ import typer
 from rich.table import Table
 
 from ..commands.adapt import PRESETS, AdaptConfig
+from ..evaluation.rows import as_table
 from . import options
 from .asking import ConfigOption, JsonOption, LearnNames, ResumeOption, ask
 from .console import Console, print_json
@@ -50,9 +51,9 @@ def adapt(
 ) -> None:
     """Adapt a backbone to unlabelled images by learning which of its weights to switch off.
 
-    Writes mask.smn, report.html, result.json and a log to the run folder. Ctrl-C saves the run; --resume continues it
-    to a bit-identical result. If nothing better than the frozen backbone was found, the mask leaves all weights on and
-    the exit code is 3.
+    Writes mask.smn, map.safetensors, report.html, result.json and a log to the run folder. Ctrl-C saves the run;
+    --resume continues it to a bit-identical result. If nothing better than the frozen backbone was found, the mask
+    leaves all weights on and the exit code is 3.
 
     Examples:  selfmask adapt photos/ --backbone resnet50 --budget 20m
     selfmask adapt --resume runs/photos
@@ -105,11 +106,14 @@ def show_plan(console: Console, plan: dict[str, Any]) -> None:
 
 
 def show(console: Console, folder: Path, result: dict[str, Any]) -> None:
-    """The outcome as a small table, and where to look next."""
+    """The outcome as small tables, and where to look next."""
+    if "rows" in result:
+        head, *rows = as_table(result["rows"])
+        accuracies = Table(*head, title="Accuracy", title_justify="left")
+        for row in rows:
+            accuracies.add_row(*row)
+        console.print(accuracies)
     table = Table("", "frozen", "adapted", title="Before and after", title_justify="left")
-    for name, label in (("knn", "k-NN accuracy"), ("probe", "linear probe, 1 % of labels")):
-        if f"{name}_after" in result:
-            table.add_row(label, *(f"{result[f'{name}_{side}']:.1%}" for side in ("before", "after")))
     if "quality_after" in result:
         table.add_row("quality (without labels)", *(f"{result[f'quality_{side}']:.3f}" for side in ("before", "after")))
     table.add_row("bytes", f"{result['base_bytes']:,}", f"{result['mask_bytes']:,} (the mask)")
@@ -121,5 +125,7 @@ def show(console: Console, folder: Path, result: dict[str, Any]) -> None:
         lines.append(f"step {trouble['step']}: {trouble['trouble']}; {trouble['answer']}")
     if result["bad_images"]:
         lines.append(f"{result['bad_images']} images could not be read: {folder}/bad_images.json")
+    if result.get("map_bytes"):
+        lines.append(f"map:    {folder}/map.safetensors (to whiten vectors: selfmask embed --whiten auto)")
     lines += [f"mask:   {folder}/mask.smn", f"report: {folder}/report.html"]
     console.say(*lines)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -79,6 +80,21 @@ def embed(
         ),
     ] = Combination.conditional,
     scale: UseScale = None,
+    whiten: Annotated[
+        str | None,
+        typer.Option(
+            help="Whiten the vectors with a map: auto, or a power from 0 (centred) to 1 (fully whitened).",
+            show_default="not whitened; auto with --map",
+        ),
+    ] = None,
+    map_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--map",
+            help="File with the map to whiten with. If it does not exist, a map is fitted to the images first.",
+            show_default="that of the run",
+        ),
+    ] = None,
     max_pixels: UseMaxPixels = None,
     backbone: UseBackbone = None,
     weights: UseWeights = None,
@@ -94,9 +110,12 @@ def embed(
     from ..data import open_images
     from ..data.images import MAX_PIXELS
     from ..embedding.features import write_features
+    from ..embedding.mapping import fit_map, load_map, map_of_run, with_map
+    from ..evaluation.feature_map import power_named
 
     console = Console(stderr=as_json)
 
+    power = power_named("auto" if whiten is None else whiten)
     embedder = load_embedder(what, backbone=backbone, weights=weights, size=size, may_use=may_use)
     if isinstance(cascade := embedder.model, Cascade):
         cascade.scale = cascade.scale if scale is None else scale.value
@@ -104,6 +123,15 @@ def embed(
         say_scale(cascade, console.say)
     source = open_images(images, split=split, max_pixels=MAX_PIXELS if max_pixels is None else max_pixels)
     start = time.monotonic()
+    if whiten is not None or map_file is not None:
+        file = map_file or map_of_run(what)
+        if not os.path.exists(file):  # noqa: PTH110  # Path.exists raises on names that no path can have
+            with progress_on(console, "fitting the map") as progress:
+                fitted = fit_map(embedder, source, batch_size=batch_size or embedder.batch_size, progress=progress)
+            fitted.save(file)
+            console.say(f"a map was fitted to {fitted.images:,} images and written to {file}")
+        found = load_map(file, embedder)
+        embedder = with_map(embedder, found if power is None else found.at(power))
     with progress_on(console, "embedding") as progress:
         written = write_features(
             out,
@@ -118,6 +146,8 @@ def embed(
     speed = (len(source) - written.resumed) / seconds
     if as_json:
         summary = {"out": str(out), "images": len(source), **dataclasses.asdict(written), "seconds": seconds}
+        if embedder.map is not None:
+            summary |= {"map": embedder.map.sha256, "power": embedder.map.power}
         print_json(summary | {"images_per_second": speed})
         return
     console.say(f"{written.rows:,} vectors of length {written.width} written to {out} ({speed:,.0f} images/s)")

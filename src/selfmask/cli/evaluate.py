@@ -47,7 +47,7 @@ def evaluate(
         typer.Option("--stratified/--uniform", help="Draw that share from each class, or uniformly from all images."),
     ] = True,
     seeds: Annotated[int, typer.Option(min=1, help="Number of random choices of labels, if not all are used.")] = 5,
-    k: Annotated[int, typer.Option(min=1, help="Number of neighbours for k-NN.")] = 200,
+    k: Annotated[str, typer.Option(help="Numbers of neighbours for k-NN, separated by commas.")] = "20,200",
     temperature: Annotated[
         float,
         typer.Option(help="Temperature of k-NN: votes are weighted by exp(similarity / temperature). DINO used 0.07."),
@@ -55,6 +55,20 @@ def evaluate(
     sweep: Annotated[
         bool, typer.Option(help="Choose the linear probe's regularisation on a fifth of the labels.")
     ] = False,
+    whiten: Annotated[
+        str,
+        typer.Option(
+            help="Also measure whitened vectors: auto, a power from 0 (centred) to 1 (fully whitened), or none."
+        ),
+    ] = "auto",
+    map_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--map",
+            help="File with the map to whiten with, such as map.safetensors of a run.",
+            show_default="fitted to the training images",
+        ),
+    ] = None,
     report: Annotated[Path | None, typer.Option(help="Write a report with figures: FILE.html.")] = None,
     cache: Annotated[bool, typer.Option(help="Cache features, and reuse cached ones.")] = True,
     batch_size: UseBatchSize = None,
@@ -65,24 +79,28 @@ def evaluate(
     size: UseSize = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print all results as one JSON object.")] = False,
 ) -> None:
-    """Measure accuracy on labelled images: of the frozen backbone, and of the mask or cascade.
+    """Measure accuracy on labelled images: of the frozen backbone, and of the mask or cascade, with and without a map.
 
     Example:  selfmask evaluate runs/birds --data labelled-birds/ --report birds.html
     """
+    from ..cascade.combination import COMBINATIONS
     from ..cascade.model import Cascade
-    from ..commands.evaluate import features_of, seen_by
+    from ..commands.evaluate import features_of, maps_for, seen_by
     from ..commands.opening import load_embedder
     from ..data.images import MAX_PIXELS
     from ..data.labels import matched
     from ..data.partition import open_split
     from ..embedding.cache import FeatureCache, cache_folder
+    from ..evaluation.feature_map import power_named
     from ..evaluation.measuring import evaluate as measure
+    from ..evaluation.measuring import with_maps
     from ..evaluation.protocols import HEAD, Settings, check_head, protocols_of
 
     console = Console(stderr=as_json)
 
     say = console.say
-    settings = Settings(label_fraction, stratified, seeds, k, temperature, sweep)
+    settings = Settings(label_fraction, stratified, seeds, _neighbours(k), temperature, sweep)
+    power = None if whiten == "none" else power_named(whiten)
     protocols_of(protocol or "knn")  # a wrong name is said before the work
     train, test, divided = open_split(data, max_pixels=MAX_PIXELS if max_pixels is None else max_pixels)
     if not divided:
@@ -91,6 +109,7 @@ def evaluate(
     if isinstance(cascade := embedder.model, Cascade):
         cascade.scale = cascade.scale if scale is None else scale.value
         say_scale(cascade, say)
+    given = {} if map_file is None else maps_for(embedder, map_file)
     applies = embedder.head is not None and {*embedder.head.classes} == {*matched(train, test).classes}
     protocols = protocols_of(protocol or ("knn,linear,head" if applies else "knn,linear"))
     if HEAD in protocols:
@@ -106,6 +125,9 @@ def evaluate(
             cache=kept,
             progress=progress,
         )
+    if whiten != "none":  # a cascade's own vectors are whitened already
+        without = COMBINATIONS if isinstance(embedder.model, Cascade) else ()
+        features = with_maps(features, power=power, given=given, without=without)
     with progress_on(console, "measuring") as progress:
         evaluation = measure(embedder.name, features, protocols, settings, progress=progress)
     seen = seen_by(what, test)
@@ -122,6 +144,17 @@ def evaluate(
         say(f"report: {report}")
 
 
+def _neighbours(text: str) -> tuple[int, ...]:
+    from ..errors import EvaluationError
+
+    try:
+        return tuple(dict.fromkeys(int(each) for each in text.split(",")))
+    except ValueError as error:
+        raise EvaluationError(
+            "unknown numbers of neighbours", expected="whole numbers, separated by commas", found=text
+        ) from error
+
+
 def _notes(evaluation: Evaluation, seen: int | None) -> Iterator[str]:
     settings = evaluation.settings
     if seen:
@@ -131,13 +164,14 @@ def _notes(evaluation: Evaluation, seen: int | None) -> Iterator[str]:
         )
     if evaluation.left_out:
         yield f"{evaluation.left_out:,} images could not be read and were left out"
-    if "knn" in evaluation.results and evaluation.labelled_images < settings.k:
-        yield f"k = {settings.k} exceeds the number of labelled images: using {evaluation.labelled_images}"
+    for k in settings.k if "knn" in evaluation.results else ():
+        if evaluation.labelled_images < k:
+            yield f"k = {k} exceeds the number of labelled images: using {evaluation.labelled_images}"
 
 
 def _show(console: Console, evaluation: Evaluation) -> None:
     from ..evaluation.metrics import TOP
-    from ..evaluation.protocols import TITLES
+    from ..evaluation.protocols import title_of
 
     with_top5 = len(evaluation.classes) > TOP  # else it is 1 by definition
     table = Table("", "", "top-1", *(["top-5"] if with_top5 else []), "worst classes", title_justify="left")
@@ -145,7 +179,7 @@ def _show(console: Console, evaluation: Evaluation) -> None:
     for protocol, variants in evaluation.results.items():
         for number, (variant, found) in enumerate(variants.items()):
             cells = [
-                TITLES[protocol] if number == 0 else "",
+                title_of(protocol, evaluation.settings) if number == 0 else "",
                 evaluation.titles[variant],
                 _share(found.top1, found.top1_interval),
             ]

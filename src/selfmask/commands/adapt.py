@@ -38,7 +38,7 @@ from ..training.quality import Gain, Quality
 from ..training.run import Recipe, Run, Watch, run, score_group
 from ..training.seeds import derive, generator
 from ..training.start import Start
-from .outcome import Labelled, check_labels, measure, write_mask, write_neighbours_report
+from .outcome import Labelled, check_labels, measure, sampled, write_map, write_mask, write_neighbours_report
 
 _HELD_OUT = 256  # images that the gate looks at, or a fifth of all if they are few
 _COPIES = 512  # distorted copies of them, in all
@@ -181,7 +181,8 @@ def adapt(
 
     model: any module that maps each image to one vector; its weights are frozen.
     images: a folder, a list file, an array file, the name of a data set, or a Dataset.
-    out: the run folder (log, checkpoints, mask.smn, result.json); with `resume`, a run in it is continued exactly.
+    out: the run folder (log, checkpoints, mask.smn, map.safetensors, result.json); with `resume`, a run in it is
+        continued exactly.
     preprocessing: the model's preprocessing; by default that of the timm model, otherwise ImageNet's.
     about: names to record in the run folder, such as those of the backbone and its weights.
     max_bad: largest share of images that may be unreadable.
@@ -209,6 +210,8 @@ def adapt(
         labelled=labelled,
         start=start,
         report=report and out is not None,
+        # What is part of something larger, such as an expert of a cascade, is never embedded with on its own.
+        keep_map=out is not None and (report or start is None),
     )
     done = run(recipe, out=out, resume=resume, about=about, max_bad=max_bad, display=display, watch=watch, dry=dry_run)
     return AdaptResult(_masked(done.learner), done.result, done.log, None if out is None else Path(out))
@@ -231,7 +234,9 @@ class Adaptation(Recipe):
         labelled: Labelled | None,
         start: Start | None,
         report: bool,
+        keep_map: bool = False,
     ) -> None:
+        self.keep_map = keep_map
         self.model, self.source, self.config = model, images, config
         self.given, self.name, self.labelled, self.start, self.report = given, name, labelled, start, report
         self.with_numbers = config.objective.numbered
@@ -355,12 +360,15 @@ class Adaptation(Recipe):
             }
         masked = _masked(run.learner)
         result = {**write_mask(masked, run.folder), **numbers}
+        if self.keep_map:
+            found = sampled(masked, self.preprocessing, run.store)
+            result["map_bytes"] = write_map(masked, self.preprocessing, found, run.folder)
         write_seen(run.folder.path / RunFile.SEEN, run.images)
         if self.labelled is not None:
             result |= measure(masked, self.preprocessing, self.labelled)
         result["seconds"] = run.seconds()
         if self.report:
-            write_neighbours_report(masked, self.preprocessing, run.store, run.folder, result)
+            write_neighbours_report(masked, self.preprocessing, found, run.folder, result)
         return result
 
 

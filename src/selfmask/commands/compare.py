@@ -19,6 +19,8 @@ from ..data.identity import identity
 from ..embedding.vectors import embed
 from ..errors import ConfigError, DivergedRunError, TooFewImagesError
 from ..evaluation import linear_probe_fit
+from ..evaluation.feature_map import FeatureMap
+from ..evaluation.measuring import MAP
 from ..files import RunFile
 from ..maskfile import Fingerprints
 from ..objectives.heads import LinearHead
@@ -32,6 +34,7 @@ from .adapt import AdaptConfig, adapt
 from .train import TrainConfig, train
 
 CompareMethod = Literal["frozen", "mask", "self-mask", "full", "linear", "lora", "bitfit"]
+_PROBED = ("frozen", "self-mask")
 GROWING = ("methods", "label_fractions", "seeds")
 """Settings that may change from one call to the next: they only say which cells there are."""
 APART = frozenset({"steps", "epochs", "lr"})
@@ -44,8 +47,8 @@ _A_PROBE = 10  # what a cell without training costs, in steps: only the estimate
 class CompareConfig:
     """All settings of a comparison.
 
-    methods: methods to compare. A linear probe with the labels evaluates frozen and self-mask; all others train on the
-        labels.
+    methods: methods to compare. A linear probe with the labels evaluates frozen and self-mask, as they are and with a
+        map (whitened without labels); all others train on the labels.
     label_fractions: shares of the training labels to use; every method runs with each of them.
     seeds: number of seeds; every method runs with each of them. The seed decides which labels are used.
     train: settings of the runs with labels; the comparison sets method, share of labels and seed.
@@ -81,7 +84,8 @@ class CompareConfig:
             Cell(method, share, seed)
             for seed in range(self.seeds)
             for share in sorted(set(self.label_fractions))
-            for method in dict.fromkeys(self.methods)
+            for asked in dict.fromkeys(self.methods)
+            for method in ((asked, asked + MAP) if asked in _PROBED else (asked,))
         ]
 
     @staticmethod
@@ -190,6 +194,7 @@ class _Runner:
         self.load, self.images, self.test, self.config = load, images, test, config
         self.folder, self.display, self.weights, self.max_bad = folder, display, weights, max_bad
         self._vectors: dict[str, list[_Part]] = {}
+        self._maps: dict[str, FeatureMap] = {}
 
     def cost(self, cell: Cell) -> int:
         if cell.method in get_args(MethodName):
@@ -217,7 +222,7 @@ class _Runner:
         with open_folder(self.place(cell), True, Processes()) as folder:
             assert folder is not None
             mask_bytes, which = 0, "frozen"
-            if cell.method == "self-mask":
+            if cell.method.removesuffix(MAP) == "self-mask":
                 which = f"self-mask-{cell.seed}"
                 mask_bytes = self._self_mask(which, cell.seed)
             folder.write_json(RunFile.RESULT, self._probe(which, cell, mask_bytes, start))
@@ -275,6 +280,12 @@ class _Runner:
             backbone = self.load()
             self._vectors[which] = self._embedded(backbone.model, backbone.preprocessing)
         train, test = self._vectors[which]
+        if cell.method.endswith(MAP):
+            if which not in self._maps:
+                self._maps[which] = FeatureMap.fit(train.vectors)
+            whiten = self._maps[which]
+            train, test = (part._replace(vectors=whiten(part.vectors)) for part in (train, test))
+            mask_bytes += len(whiten.as_bytes())
         # Of all labels, those of unreadable images included: every method is to see the same.
         split = label_split(self.images.labels or [], cell.share, cell.seed, stratified=self.config.train.stratified)
         wanted = set(split)

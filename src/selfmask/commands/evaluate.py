@@ -14,7 +14,9 @@ from ..data.seen import count_seen
 from ..embedding.cache import FeatureCache, Vectors
 from ..embedding.embedder import Embedder
 from ..embedding.extraction import extract
+from ..embedding.mapping import made_for
 from ..embedding.vectors import Progress
+from ..evaluation.feature_map import FeatureMap
 from ..evaluation.measuring import Features
 from ..files import RunFile
 from ..running import best_device
@@ -50,6 +52,15 @@ def features_of(
     return Features(
         _rows(own), y, _rows(other), truth, labels.classes, left_out, divided, embedder.variants.variants, head
     )
+
+
+def maps_for(embedder: Embedder, path: Path) -> dict[str, FeatureMap]:
+    """The map of a file, for those variants whose vectors it was fitted to; for none, it is refused."""
+    found = FeatureMap.load(path)
+    variants = [each for each in embedder.variants.variants if found.made_for in (None, made_for(embedder, each))]
+    if not variants:
+        found.check(made_for(embedder, embedder.variant), str(path))
+    return dict.fromkeys(variants, found)
 
 
 def seen_by(what: str | Path, test: Images) -> int | None:

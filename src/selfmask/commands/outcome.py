@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from ..data import Images, ImageStore
 from ..data.labels import matched
 from ..embedding.embedder import FROZEN, MASK, Embedder
+from ..embedding.mapping import made_for
 from ..embedding.vectors import embed
-from ..evaluation import few_label_probe, knn_accuracy, nearest
+from ..errors import EvaluationError
+from ..evaluation import nearest
+from ..evaluation.feature_map import FeatureMap, sample
+from ..evaluation.measuring import with_maps
+from ..evaluation.rows import rows_of
 from ..files import LogKey, RunFile
 from ..masking import MaskedModel
 from ..preprocessing import Preprocessing
 from ..training import RunFolder
+from .evaluate import features_of
 
 _SHOWN, _NEIGHBOURS, _POOL = 8, 6, 2000  # example images, neighbours of each, and images they are looked for in
-FEW_LABELS = 0.01
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,54 +58,10 @@ def write_mask(masked: MaskedModel, folder: RunFolder) -> dict[str, Any]:
     }
 
 
-def measure(masked: MaskedModel, preprocessing: Preprocessing, labelled: Labelled) -> dict[str, float]:
-    """k-NN with all training labels, and a linear probe with 1 % of them, with the frozen backbone and the mask."""
-    numbers: dict[str, float] = {}
-    labels = matched(labelled.train, labelled.test)
-    train_before, train_after, kept = _both(masked, labelled.train, preprocessing)
-    test_before, test_after, test_kept = _both(masked, labelled.test, preprocessing)
-    y, truth = torch.tensor(labels.train)[kept], torch.tensor(labels.test)[test_kept]
-    sides = {"before": (train_before, test_before), "after": (train_after, test_after)}
-    for side, (bank, queries) in sides.items():
-        numbers[f"knn_{side}"] = knn_accuracy(bank, y, queries, truth, k=min(200, len(bank)))
-        numbers[f"probe_{side}"] = few_label_probe(bank, y, queries, truth, fraction=FEW_LABELS)[0]
-    return numbers
-
-
-def _both(masked: MaskedModel, images: Any, preprocessing: Preprocessing) -> tuple[Tensor, Tensor, list[int]]:
-    both = Embedder("", masked, preprocessing, 0).module([FROZEN, MASK])
-    rows, kept = embed(both, images, preprocessing)
-    before, after = rows.chunk(2, 1)
-    return before, after, kept
-
-
-def write_neighbours_report(
-    masked: MaskedModel, preprocessing: Preprocessing, store: ImageStore, folder: RunFolder, result: dict[str, Any]
-) -> None:
-    """The report of an adaptation: some images with their nearest neighbours, before and after."""
-    from ..report.examples import Neighbours
-    from ..report.page import ReportData, write_report  # here, because matplotlib takes its time
-
-    # Once each: another image may stand in for one that could not be read.
-    pool = _Part(store, sorted({store.place(i) for i in range(0, len(store), max(1, len(store) // _POOL))}))
-    before, after, kept = _both(masked, pool, preprocessing)
-    queries = list(range(0, len(kept), max(1, len(kept) // _SHOWN)))[:_SHOWN]
-
-    def images(rows: Tensor) -> list[list[Tensor]]:
-        found = nearest(rows, rows[queries], min(_NEIGHBOURS + 1, len(rows)))
-        # An image is its own nearest neighbour, unless another is just like it.
-        others = [
-            [i for i in line if i != own][:_NEIGHBOURS] for own, line in zip(queries, found.tolist(), strict=True)
-        ]
-        return [[pool[kept[i]] for i in line] for line in others]
-
-    shown = Neighbours([pool[kept[i]] for i in queries], images(before), images(after))
-    config = folder.read_json(folder.path / RunFile.CONFIG)
-    shares = masked.sparsity()
-    shares.pop("total")
-    title = f"{config.get('backbone') or 'A backbone'} adapted to {config.get('images') or 'images'}"
-    data = ReportData(title, config, result, folder.read_log(), shares, shown, store.bad)
-    write_report(folder.path / RunFile.REPORT, data)
+def measure(masked: MaskedModel, preprocessing: Preprocessing, labelled: Labelled) -> dict[str, Any]:
+    """k-NN and linear probes of the frozen backbone and the mask, each with and without a map."""
+    features = features_of(Embedder("", masked, preprocessing, 0), labelled.train, labelled.test)
+    return {"rows": rows_of(with_maps(features))}
 
 
 class _Part:
@@ -115,3 +75,52 @@ class _Part:
 
     def __getitem__(self, index: int, /) -> Tensor:
         return self.store[self.indices[index]]
+
+
+class Sampled(NamedTuple):
+    """Images of a run, and their vectors with the mask: what the map is fitted to, and neighbours are looked for in."""
+
+    images: _Part
+    vectors: Tensor
+
+
+def sampled(masked: MaskedModel, preprocessing: Preprocessing, store: ImageStore) -> Sampled:
+    # Once each: another image may stand in for one that could not be read.
+    images = _Part(store, sorted({store.place(i) for i in sample(len(store))}))
+    return Sampled(images, embed(masked, images, preprocessing)[0])
+
+
+def write_map(masked: MaskedModel, preprocessing: Preprocessing, found: Sampled, folder: RunFolder) -> int:
+    """Write map.safetensors; return its size, or 0 if there can be none."""
+    made = made_for(Embedder("", masked, preprocessing, 0), MASK)
+    try:
+        return FeatureMap.fit(found.vectors, made_for=made).save(folder.path / RunFile.MAP)
+    except EvaluationError:  # vectors that are too long for one, or no numbers
+        return 0
+
+
+def write_neighbours_report(
+    masked: MaskedModel, preprocessing: Preprocessing, found: Sampled, folder: RunFolder, result: dict[str, Any]
+) -> None:
+    """The report of an adaptation: some images with their nearest neighbours, before and after."""
+    from ..report.examples import Neighbours
+    from ..report.page import ReportData, write_report  # here, because matplotlib takes its time
+
+    store, rows = found.images.store, range(0, len(found.images), max(1, len(found.images) // _POOL))
+    pool, after = _Part(store, [found.images.indices[row] for row in rows]), found.vectors[list(rows)]
+    before, _ = embed(Embedder("", masked, preprocessing, 0).module([FROZEN]), pool, preprocessing)
+    queries = list(range(0, len(pool), max(1, len(pool) // _SHOWN)))[:_SHOWN]
+
+    def images(rows: Tensor) -> list[list[Tensor]]:
+        near = nearest(rows, rows[queries], min(_NEIGHBOURS + 1, len(rows)))
+        # An image is its own nearest neighbour, unless another is just like it.
+        others = [[i for i in line if i != own][:_NEIGHBOURS] for own, line in zip(queries, near.tolist(), strict=True)]
+        return [[pool[i] for i in line] for line in others]
+
+    shown = Neighbours([pool[i] for i in queries], images(before), images(after))
+    config = folder.read_json(folder.path / RunFile.CONFIG)
+    shares = masked.sparsity()
+    shares.pop("total")
+    title = f"{config.get('backbone') or 'A backbone'} adapted to {config.get('images') or 'images'}"
+    data = ReportData(title, config, result, folder.read_log(), shares, shown, store.bad)
+    write_report(folder.path / RunFile.REPORT, data)

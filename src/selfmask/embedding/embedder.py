@@ -12,10 +12,12 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from ..evaluation.feature_map import FeatureMap
 from ..maskfile import Fingerprints
 from ..masking import MaskedModel
 from ..objectives.heads import Head
 from ..preprocessing import Preprocessing
+from ..running import as_vectors
 
 FROZEN, MASK, TRAINED = "frozen", "mask", "trained"
 
@@ -43,6 +45,7 @@ class Embedder:
     variant: the one to give where only one is wanted; by default the last.
     head: what was trained with the model to tell classes.
     batch_size: images to run at a time, where the user does not say.
+    map: what the vectors go through at the end.
     """
 
     name: str
@@ -53,6 +56,7 @@ class Embedder:
     variants: Embeddable = None  # type: ignore[assignment]
     variant: str = ""
     batch_size: int = 64
+    map: FeatureMap | None = None
 
     def __post_init__(self) -> None:
         if self.variants is None:
@@ -62,12 +66,13 @@ class Embedder:
 
     def module(self, variants: Sequence[str]) -> nn.Module:
         """A module whose output is the vectors of these variants, side by side: every image is decoded only once."""
-        return _SideBySide(self.model, self.variants, variants)
+        return _SideBySide(self.model, self.variants, variants, self.map)
 
     def fingerprint(self, variant: str) -> str:
         """A hash of all that the vectors of a variant depend on, but the images."""
         device = next(self.model.parameters(), torch.empty(0)).device.type
-        return _hash([self.variants.fingerprint(variant), dataclasses.asdict(self.preprocessing), device])
+        facts = [self.variants.fingerprint(variant), dataclasses.asdict(self.preprocessing), device]
+        return _hash([*facts, *([] if self.map is None else [self.map.sha256])])
 
 
 def variants_of(model: nn.Module) -> Embeddable:
@@ -115,12 +120,13 @@ class MaskVariants:
 
 
 class _SideBySide(nn.Module):
-    def __init__(self, model: nn.Module, variants: Embeddable, names: Sequence[str]) -> None:
+    def __init__(self, model: nn.Module, variants: Embeddable, names: Sequence[str], whiten: FeatureMap | None) -> None:
         super().__init__()
-        self.model, self.variants, self.names = model, variants, names
+        self.model, self.variants, self.names, self.whiten = model, variants, names, whiten
 
     def forward(self, pixels: Tensor) -> Tensor:
-        return torch.cat(self.variants.vectors(pixels, self.names), 1)
+        vectors = self.variants.vectors(pixels, self.names)
+        return torch.cat(vectors if self.whiten is None else [self.whiten(as_vectors(each)) for each in vectors], 1)
 
 
 def base_fingerprint(model: nn.Module, known: Fingerprints | None = None) -> str:

@@ -75,7 +75,7 @@ def write_features(
                 todo="wait until nobody writes to them, then run the same command again",
             )
         names, bad = _outcome(work.parts, images)
-        assemble(path, names, embedder.width, work.parts)
+        assemble(path, names, embedder, work.parts)
         _clear(_folder(path))
     return Written(len(names), embedder.width, resumed, bad)
 
@@ -257,8 +257,8 @@ def _outcome(parts: list[Path], images: Images) -> tuple[list[str], list[tuple[s
 # ---- files --------------------------------------------------------------------------------------------------------
 
 
-Assemble = Callable[[Path, list[str], int, list[Path]], None]
-"""Writes names and vectors, of a width and from parts, to a file."""
+Assemble = Callable[[Path, list[str], Embedder, list[Path]], None]
+"""Writes names and the embedder's vectors, from parts, to a file; and the hash of their map, if they have one."""
 
 
 def _vectors(parts: list[Path]) -> Iterator[NDArray[np.float32]]:
@@ -284,9 +284,9 @@ def _format(path: Path) -> Assemble:
     return _parquet
 
 
-def _npz(path: Path, names: list[str], width: int, parts: list[Path]) -> None:
+def _npz(path: Path, names: list[str], embedder: Embedder, parts: list[Path]) -> None:
     """`names` and `vectors`, uncompressed, as numpy.savez would write them, but without holding them in memory."""
-    header = {"descr": "<f4", "fortran_order": False, "shape": (len(names), width)}
+    header = {"descr": "<f4", "fortran_order": False, "shape": (len(names), embedder.width)}
     with _assembled(path) as file, zipfile.ZipFile(file, "w") as archive:
         with _member(archive, "names") as member:
             np.lib.format.write_array(member, np.array(names, np.str_), allow_pickle=False)
@@ -294,14 +294,19 @@ def _npz(path: Path, names: list[str], width: int, parts: list[Path]) -> None:
             np.lib.format.write_array_header_1_0(member, header)
             for vectors in _vectors(parts):
                 member.write(np.ascontiguousarray(vectors, "<f4").data)
+        if embedder.map is not None:
+            with _member(archive, "map") as member:
+                np.lib.format.write_array(member, np.array(embedder.map.sha256), allow_pickle=False)
 
 
-def _parquet(path: Path, names: list[str], width: int, parts: list[Path]) -> None:
+def _parquet(path: Path, names: list[str], embedder: Embedder, parts: list[Path]) -> None:
     """Columns `name` (string) and `vector` (list of float32, of fixed size); a row group a part."""
     import pyarrow as pa  # of an extra
     import pyarrow.parquet as pq
 
-    schema = pa.schema([("name", pa.string()), ("vector", pa.list_(pa.float32(), width))])
+    width = embedder.width
+    notes = None if embedder.map is None else {"selfmask.map": embedder.map.sha256}
+    schema = pa.schema([("name", pa.string()), ("vector", pa.list_(pa.float32(), width))], metadata=notes)
     with _assembled(path) as file, pq.ParquetWriter(file, schema, use_dictionary=False) as writer:
         start = 0
         for vectors in _vectors(parts):

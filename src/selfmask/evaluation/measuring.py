@@ -10,9 +10,13 @@ import numpy as np
 from torch import Tensor
 
 from ..data.splits import label_split
+from .feature_map import MAX_WIDTH, FeatureMap
 from .inputs import OnProgress
 from .metrics import Scores, interval, score
-from .protocols import HEAD, PROTOCOLS, Classifier, Prediction, Settings, Task, check_head
+from .protocols import HEAD, PROTOCOLS, Classifier, Prediction, Settings, Task, check_head, measures
+
+MAP = "+map"
+"""Ends the name of a variant whose vectors went through a map."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +39,8 @@ class Measured:
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-    """All numbers of an evaluation. `results` are by protocol, then by variant: "frozen", and "mask" if there is one.
+    """All numbers of an evaluation. `results` are by key (`protocols.measures`), then by variant: "frozen", and "mask"
+    if there is one, and the same with a map: "frozen+map".
 
     labelled_images: how many training images had a label, the same for every seed. left_out: images that could not be
     read. seeds: how many there were: with all labels nothing is random, and there is one.
@@ -75,6 +80,31 @@ class Features:
     """What was trained to tell classes by the features of the last variant."""
 
 
+def with_maps(
+    features: Features,
+    *,
+    power: float | None = None,
+    given: Mapping[str, FeatureMap] | None = None,
+    without: Sequence[str] = (),
+) -> Features:
+    """Each variant followed by itself with a map, fitted to the training features: a map needs no labels.
+
+    power: of whitening; by default each map's own. given: maps of variants that have one. without: variants that get
+    none, besides those too wide for one. No image is embedded again.
+    """
+    train, test, titles = dict[str, Tensor](), dict[str, Tensor](), dict[str, str]()
+    for variant, rows in features.train.items():
+        train[variant], test[variant], titles[variant] = rows, features.test[variant], features.titles[variant]
+        if variant in without or rows.shape[1] > MAX_WIDTH or len(rows) < 2:
+            continue
+        whiten = (given or {}).get(variant) or FeatureMap.fit(rows)
+        whiten = whiten if power is None else whiten.at(power)
+        key = variant + MAP
+        train[key], test[key] = whiten(rows), whiten(features.test[variant])
+        titles[key] = f"{features.titles[variant]} + map"
+    return dataclasses.replace(features, train=train, test=test, titles=titles)
+
+
 def evaluate(
     name: str,
     features: Features,
@@ -87,19 +117,21 @@ def evaluate(
     splits = label_splits(features, settings)
     if HEAD in protocols:
         check_head(features.head, features.classes)  # before the work
-    # A head knows the features that it was trained on: those of the last variant.
-    variants = {protocol: list(features.train)[-1 if protocol == HEAD else 0 :] for protocol in protocols}
-    jobs = [(protocol, variant) for protocol in protocols for variant in variants[protocol]]
-    results: dict[str, dict[str, Measured]] = {protocol: {} for protocol in protocols}
+    # A head knows the features that it was trained on: those of the last variant, without a map.
+    own = [variant for variant in features.train if not variant.endswith(MAP)][-1:]
+    wanted = measures(protocols, settings)
+    jobs = [(key, variant) for key in wanted for variant in (own if key == HEAD else features.train)]
+    results: dict[str, dict[str, Measured]] = {key: {} for key in wanted}
     images = len(features.truth)
 
     def on_progress(runs: float) -> None:
         if progress is not None:
             progress(int(runs * images), len(jobs) * len(splits) * images)
 
-    for number, (protocol, variant) in enumerate(jobs):
-        results[protocol][variant] = _measure(
-            protocol, variant, features, splits, settings, _shifted(on_progress, number * len(splits))
+    for number, (key, variant) in enumerate(jobs):
+        protocol, how = wanted[key]
+        results[key][variant] = _measure(
+            protocol, variant, features, splits, how, _shifted(on_progress, number * len(splits))
         )
     return Evaluation(
         name=name,

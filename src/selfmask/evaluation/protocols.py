@@ -26,13 +26,14 @@ class Settings:
     """How to measure.
 
     label_fraction, stratified, seeds: which training labels are used; every seed chooses others.
-    k, temperature: of k-NN. sweep: choose the linear probe's penalty by labels held back from training.
+    k, temperature: of k-NN, which is measured with each k; the first leads.
+    sweep: choose the linear probe's penalty by labels held back from training.
     """
 
     label_fraction: float = 1.0
     stratified: bool = True
     seeds: int = 5
-    k: int = 200
+    k: tuple[int, ...] = (20, 200)
     temperature: float = 0.1
     sweep: bool = False
 
@@ -42,11 +43,11 @@ class Settings:
             raise LabelsError(
                 "the share of labels is out of range", expected="a share above 0, at most 1", found=self.label_fraction
             )
-        if self.seeds < 1 or self.k < 1 or not 0 < self.temperature < math.inf:
+        if self.seeds < 1 or min(self.k, default=0) < 1 or not 0 < self.temperature < math.inf:
             raise EvaluationError(
                 "these evaluation settings are out of range",
                 expected="at least one seed and one neighbour, and a temperature above 0 (0.1 in the paper)",
-                found=f"seeds {self.seeds}, k {self.k}, temperature {self.temperature}",
+                found=f"seeds {self.seeds}, k {', '.join(map(str, self.k))}, temperature {self.temperature}",
             )
 
 
@@ -84,7 +85,7 @@ Measuring = Callable[[Task, OnProgress], Prediction]
 
 
 def knn(task: Task, on_progress: OnProgress) -> Prediction:
-    k = min(task.settings.k, len(task.train))
+    k = min(task.settings.k[0], len(task.train))
     ranked = knn_rank(
         task.train, task.labels, task.test, k=k, temperature=task.settings.temperature, on_progress=on_progress
     )
@@ -130,9 +131,29 @@ def check_head(head: Classifier | None, classes: Sequence[str]) -> Classifier:
     return head
 
 
-HEAD = "head"
-PROTOCOLS: dict[str, Measuring] = {"knn": knn, "linear": linear, HEAD: trained_head}
-TITLES = {"knn": "k-NN", "linear": "linear probe", HEAD: "its own head"}
+KNN, HEAD = "knn", "head"
+PROTOCOLS: dict[str, Measuring] = {KNN: knn, "linear": linear, HEAD: trained_head}
+_TITLES = {"linear": "linear probe", HEAD: "its own head"}
+
+
+def measures(protocols: Sequence[str], settings: Settings) -> dict[str, tuple[str, Settings]]:
+    """What is measured, by the key of its results: the protocol, and its settings.
+
+    k-NN with the first k is "knn"; with another it is "knn_200", say.
+    """
+    found: dict[str, tuple[str, Settings]] = {}
+    for protocol in protocols:
+        found[protocol] = protocol, settings
+        for k in settings.k[1:] if protocol == KNN else ():
+            found[f"{KNN}_{k}"] = KNN, dataclasses.replace(settings, k=(k,))
+    return found
+
+
+def title_of(key: str, settings: Settings) -> str:
+    """What to call the results of a key."""
+    if key.startswith(KNN):
+        return f"k-NN (k = {settings.k[0] if key == KNN else key.removeprefix(f'{KNN}_')})"
+    return _TITLES.get(key, key)
 
 
 def protocols_of(text: str) -> list[str]:

@@ -9,10 +9,12 @@ from typing import Any
 
 from ..evaluation.metrics import interval
 
-_MARKS = "osD^vP*"
+_MARKS = "osD^vP*X<"
 LABELS = {
     "frozen": "frozen + linear probe",
+    "frozen+map": "frozen + map + linear probe",
     "self-mask": "self-mask + linear probe",
+    "self-mask+map": "self-mask + map + linear probe",
     "mask": "supervised mask",
     "full": "full fine-tuning",
     "linear": "linear head, trained",

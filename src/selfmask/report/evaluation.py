@@ -10,9 +10,9 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from ..evaluation.measuring import Evaluation, Measured
+from ..evaluation.measuring import MAP, Evaluation, Measured
 from ..evaluation.metrics import TOP
-from ..evaluation.protocols import TITLES
+from ..evaluation.protocols import KNN, title_of
 from ..files import write_atomically
 from .confusion import confusion_figure
 from .figures import DARK, LIGHT, middle_out, percent, style, svg
@@ -27,23 +27,29 @@ def write_evaluation(path: Path, evaluation: Evaluation, data: str, seen: int | 
 
 
 def render(evaluation: Evaluation, data: str, seen: int | None = None) -> str:
+    # The table has them all; figures are of vectors without a map, and of k-NN with the first k.
+    shown = {
+        key: {variant: found for variant, found in variants.items() if not variant.endswith(MAP)}
+        for key, variants in evaluation.results.items()
+        if not key.startswith(f"{KNN}_")
+    }
     return template("evaluation.html").render(
         title=f"{evaluation.name} on {data}",
         light=LIGHT,
         dark=DARK,
         evaluation=evaluation,
         seen=seen,
-        titles=TITLES,
+        titles={key: title_of(key, evaluation.settings) for key in evaluation.results},
         variants=evaluation.titles,
         with_top5=len(evaluation.classes) > TOP,
         share=_share,
-        bars={protocol: classes_figure(variants, protocol) for protocol, variants in evaluation.results.items()},
+        bars={protocol: classes_figure(variants, protocol) for protocol, variants in shown.items()},
         matrices={
             protocol: {
                 variant: confusion_figure(found.confusion, evaluation.classes, f"{protocol} {variant}")
                 for variant, found in variants.items()
             }
-            for protocol, variants in evaluation.results.items()
+            for protocol, variants in shown.items()
         },
         max_bars=MAX_BARS,
         tested=len(next(iter(next(iter(evaluation.results.values())).values())).per_class),

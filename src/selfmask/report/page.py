@@ -13,6 +13,8 @@ import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
+from ..evaluation.measuring import MAP
+from ..evaluation.rows import COLUMNS
 from ..files import write_atomically
 from ..plain import plain as visible
 from . import figures
@@ -22,7 +24,8 @@ from .figures import curve, percent, three_digits
 
 MAX_BAD_IMAGES, MAX_TEXT = 500, 600
 
-_WITH_LABELS = {"accuracy": "test accuracy", "knn": "k-NN accuracy", "probe": "linear probe accuracy, few labels"}
+_OF_ROWS = {key + end: title + more for key, title in COLUMNS.items() for end, more in (("", ""), ("_map", " + map"))}
+_WITH_LABELS = {"accuracy": "test accuracy", **_OF_ROWS}
 _MEASURES = {**_WITH_LABELS, "quality": "quality without labels"}
 
 
@@ -30,10 +33,11 @@ _MEASURES = {**_WITH_LABELS, "quality": "quality without labels"}
 class ReportData:
     """All that a report shows. What is missing, None or empty is left out of the page.
 
-    result: the numbers of the run. Pairs NAME_before and NAME_after are compared; `knn` and `probe` are shares of 1,
-        `quality` is a number. `kept` is "identity" where nothing was gained, `best_step` the step that was kept;
-        `troubles` say what went wrong, as step, trouble and answer. `mask_bytes`, `one_bit_bytes` and `base_bytes`
-        (the float32 copy) are set side by side.
+    result: the numbers of the run. Pairs NAME_before and NAME_after are compared, and `rows` (`evaluation.rows`) in the
+        same way: the mask with the frozen backbone, both as they are and both with a map. `quality` is a number, other
+        known measures are shares of 1. `kept` is "identity" where nothing was gained, `best_step` the step that was
+        kept; `troubles` say what went wrong, as step, trouble and answer. `mask_bytes`, `one_bit_bytes` and
+        `base_bytes` (the float32 copy) are set side by side.
     log: the lines of the log; figures take `step`, `loss`, `ln_k`, `active`, `flips` and `quality` from them.
     active_by_layer: share of active weights of each masked tensor, in the order of the network.
     bad_images: files that could not be read, with the reason.
@@ -80,7 +84,7 @@ def write_report(path: Path, data: ReportData) -> None:
 
 def render(data: ReportData) -> str:
     """The page as text."""
-    measures, examples = list(_measures(data.result)), cards(data.neighbours)
+    measures, examples = list(_measures({**_pairs(data.result), **data.result})), cards(data.neighbours)
     return template("template.html").render(
         title=data.title,
         light=figures.LIGHT,
@@ -122,6 +126,14 @@ def template(name: str) -> Template:
     )
     environment.filters["plain"] = plain
     return environment.get_template(name)
+
+
+def _pairs(result: Mapping[str, Any]) -> dict[str, float]:
+    """The table of accuracies as pairs of numbers before and after."""
+    rows = result.get("rows") or {}
+    sides = {"_before": "frozen", "_after": "mask", "_map_before": f"frozen{MAP}", "_map_after": f"mask{MAP}"}
+    found = ((key, end, rows.get(variant, {})) for key in COLUMNS for end, variant in sides.items())
+    return {key + end: row[key] for key, end, row in found if key in row}
 
 
 def _measures(result: Mapping[str, Any]) -> Iterator[Measure]:

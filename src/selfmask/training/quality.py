@@ -20,12 +20,14 @@ import torch.nn.functional as F
 from scipy.special import stdtrit  # type: ignore[import-untyped]
 from torch import Tensor
 
+from ..evaluation.whitening import scales
 from ..masking import MaskedModel
 from ..running import as_vectors, evaluating
 
 TEMPERATURE = 0.1  # of the softmax over images
 LEAST = 0.1  # below, images are hardly told apart at all: pure noise has 0.04, photographs and drawings 0.35 and more
 MISTAKES = 0.05  # the chance at which a run may take luck for a gain, all its looks together
+_POWER = 0.5  # of whitening
 _FLOOR = 0.1  # of the mean variance, added to that of each direction before it is divided by
 _AT_ONCE = 128  # images in a forward pass
 _NOTHING = 1e-4  # of the mean: vectors that differ from it by less hardly differ but by rounding
@@ -62,8 +64,7 @@ def recognised(images: Tensor, copies: Tensor) -> Tensor:
     centred, length = images - mean, _NOTHING * mean.norm()
     _, spread, axes = torch.linalg.svd(centred, full_matrices=False)
     variance = spread.square() / len(images)
-    scale = (variance + _FLOOR * variance.mean()).clamp(min=1e-30) ** -0.25
-    scale = torch.where(variance > 1e-12 * variance.max(), scale, 0.0)  # no image lies along the others: chance alone
+    scale = scales(variance, _POWER, floor=_FLOOR)
 
     def placed(vectors: Tensor) -> Tensor:
         known = vectors.norm(dim=-1, keepdim=True) > length

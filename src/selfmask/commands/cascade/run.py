@@ -21,12 +21,12 @@ from torch import Tensor, nn
 from ...cascade.clusters import Clusters
 from ...cascade.combination import CONDITIONAL, UNCONDITIONAL, Combination, columns_of
 from ...cascade.model import DISPATCHER, Cascade, expert_name
-from ...cascade.moments import Moments
 from ...data.images import MAX_PIXELS
 from ...data.partition import LearnedSplit, open_to_learn
 from ...data.seen import write_seen
 from ...embedding.vectors import embed, embed_batches
 from ...errors import ConfigError, ExpertError, MaskFileError, RunDamagedError, RunMismatchError
+from ...evaluation.moments import Moments
 from ...files import RunFile
 from ...masking import MaskedModel
 from ...preprocessing import Preprocessing, preprocessing_for

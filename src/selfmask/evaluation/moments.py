@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 _LEAST = 1e-10  # of the largest variance; a direction with less has none but rounding
+_LARGEST = 127  # of a code
 _ROUNDING = 1e-12  # of the mean square: the variance of rounding in single precision, generously
 
 
@@ -20,6 +21,20 @@ class Principal(NamedTuple):
 
     vectors: Tensor
     variances: Tensor
+
+
+class Coded(NamedTuple):
+    """Directions in 8 bits: `codes` times `steps`, and the variances along what they were rounded to."""
+
+    codes: Tensor
+    """Whole numbers, int8."""
+    steps: Tensor
+    """Of each direction."""
+    variances: Tensor
+
+    @property
+    def vectors(self) -> Tensor:
+        return self.codes.double() * self.steps
 
 
 class Moments:
@@ -57,3 +72,13 @@ class Moments:
         largest = vectors.gather(0, vectors.abs().argmax(0, keepdim=True))
         least = torch.maximum(_LEAST * values[0], _ROUNDING * self._products.trace() / self.count)
         return Principal(vectors * largest.sign(), torch.where(values > least, values, 0.0))
+
+    def coded(self, count: int) -> Coded:
+        """The same in 8 bits, in steps of each direction's own."""
+        covariance = self.covariance()
+        found = self.principal(count, covariance)
+        steps = (found.vectors.abs().amax(0) / _LARGEST).float()
+        codes = (found.vectors / steps).round().contiguous()  # as they are loaded: sums then come out the same
+        rounded = codes * steps
+        variances = (rounded * (covariance @ rounded)).sum(0) * (found.variances > 0)
+        return Coded(codes.to(torch.int8), steps, variances.float())

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.decomposition import PCA
 
-from selfmask.cascade.moments import Moments
+from selfmask.evaluation.moments import Moments
 
-from .small import as_numpy, pixels
+from ..cascade.small import as_numpy, pixels
 
 
 def some(rows: int = 60, width: int = 12) -> torch.Tensor:
