@@ -28,6 +28,7 @@ from ..maskfile import (
     state_of,
     unpack_bits,
 )
+from ..maskfile.norm_codes import rounded
 from ..preprocessing import Preprocessing, of_file
 from .config import MaskConfig
 from .effective import EffectiveWeight, apply_mask_, count_ones, inverse_alpha, unpack_mask_
@@ -64,7 +65,8 @@ class MaskedModel(nn.Module):
     """A base model run with `W * M / alpha` in place of `W`. Build one with `get_masked_model` or `from_pretrained`.
 
     The base is frozen and never written to: effective weights and batch-norm statistics replace its own only during a
-    call. `scores` are ordinary parameters. Masks loaded from files stay bit-packed.
+    call. `scores` are ordinary parameters. Masks loaded from files stay bit-packed. In eval mode, statistics are those
+    that a file of the mask has (`maskfile/norm_codes.py`), so that what is measured is what is saved.
 
     Threads may share it: calls wait for each other. `view` gives modules that run in parallel.
     """
@@ -88,6 +90,7 @@ class MaskedModel(nn.Module):
         self._progress = 0.0
         self._anchor: Anchor | None = None
         self._norm = nn.Module()  # our copy of the base's running statistics; they move with the scores
+        self._rounded: tuple[object, dict[str, Tensor]] = (None, {})  # what they were rounded from, and to
         self._packed: dict[str, PackedMask] = {}
         self._active: str | None = None
         self._fingerprints = Fingerprints()
@@ -178,7 +181,7 @@ class MaskedModel(nn.Module):
         with torch.inference_mode(False), torch.no_grad():
             if active is None:
                 return view_of(self.base, {}, {})
-            return view_of(self.base, self._expanded(self._known(active)), self._statistics(active))
+            return view_of(self.base, self._expanded(self._known(active)), self._kept_statistics(active))
 
     @contextmanager
     def using(self, name: str) -> Iterator[None]:
@@ -270,6 +273,8 @@ class MaskedModel(nn.Module):
         with self.lock:
             if anchor is not None:
                 current |= anchor.in_evaluation(self.base, current)
+            if active != self._trained:  # which is rounded whenever it is used
+                current |= self._as_in_files(current)
             # Only now: an error on the way changes nothing.
             for name, value in self._statistics(self._known(active)).items():
                 value.copy_(current[name])
@@ -311,9 +316,10 @@ class MaskedModel(nn.Module):
         """The content of the file that `save_pretrained` writes, to be stored elsewhere."""
         mask = self.pack(head=head, notes=notes)
         reference = None if relative_to is None else self._resolve(relative_to)
-        # A converted base no longer has the weights by whose size readers tell the classes of weights.
-        parameters = {} if self._converted else self._weights(mask.sizes)
-        return mask_file_bytes(mask, parameters, relative_to=reference)
+        if self._converted:  # it no longer has the weights and statistics that readers decode with
+            return mask_file_bytes(mask, {}, relative_to=reference)
+        own = saved_statistics(norm_buffers(self.base))
+        return mask_file_bytes(mask, self._weights(mask.sizes), own, relative_to=reference)
 
     @classmethod
     def from_pretrained(
@@ -362,11 +368,13 @@ class MaskedModel(nn.Module):
     def merge_and_unload(self) -> nn.Module:
         """A copy of the base with the active mask merged into its weights: a plain module, independent of selfmask."""
         dense = copy.deepcopy(self.base)
-        replaced = {name: value.detach() for name, value in self._replacements().items()}
+        active = self.active_mask
+        weights = {} if active is None else self._effective_weights(self._known(active))
+        replaced = weights | ({} if active is None else self._kept_statistics(active))
         members = dict(dense.named_parameters(remove_duplicate=False)) | dict(dense.named_buffers())
         with torch.no_grad():
             for name, value in replaced.items():
-                members[name].copy_(value)
+                members[name].copy_(value.detach())
         for name, parameter in dense.named_parameters(remove_duplicate=False):
             parameter.requires_grad_(self._trainable[name])
         return dense
@@ -382,7 +390,7 @@ class MaskedModel(nn.Module):
         for name, flat in self.masks():
             bits[name], sizes[name] = pack_bits(flat), flat.numel()
         weights = self._weights(bits)
-        statistics = saved_statistics(self._statistics(active))
+        statistics = saved_statistics(self._kept_statistics(active))
         own = saved_statistics(norm_buffers(self.base))
         frozen = self.config.norm == "frozen"
         state = state_of(self.base)
@@ -411,8 +419,12 @@ class MaskedModel(nn.Module):
     def _replacements(self) -> dict[str, Tensor]:
         """What the base gets instead of its own tensors for one call: effective weights and statistics."""
         active = self.active_mask
-        statistics = {} if active is None else self._statistics(self._known(active))
         own = active is not None and active == self._trained
+        statistics = {}
+        if active is not None:
+            statistics = (self._statistics if self.training else self._kept_statistics)(self._known(active))
+        if self.training:
+            self._rounded = None, {}  # layers write to them, and leave no trace of it
         if self.training and not (own and self._anchor is None):
             # Batch statistics may be used in train mode, but neither the base nor a loaded mask may change; and what
             # anchored layers see is not yet what they are to use.
@@ -426,6 +438,23 @@ class MaskedModel(nn.Module):
         if active == self._trained:
             return {tensor_name(key): value for key, value in self._norm.named_buffers()}
         return self._packed[active].norm
+
+    def _kept_statistics(self, active: str) -> dict[str, Tensor]:
+        """The statistics that a file of a mask has, computed only when those of the trainable one changed."""
+        statistics = self._statistics(active)
+        if active != self._trained:
+            return statistics
+        tensors = (*statistics.values(), *norm_buffers(self.base).values())
+        key = self._converted, [(tensor.data_ptr(), tensor._version) for tensor in tensors]
+        if self._rounded[0] != key:
+            with torch.inference_mode(False), torch.no_grad():
+                self._rounded = key, statistics | self._as_in_files(statistics)
+        return self._rounded[1]
+
+    def _as_in_files(self, statistics: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Means and variances, rounded; on a base that was converted, files have them as they are."""
+        own = saved_statistics(norm_buffers(self.base))
+        return {} if self._converted else rounded(saved_statistics(statistics), own)
 
     def _effective_weights(self, active: str) -> dict[str, Tensor]:
         """W * M / alpha for every masked tensor, computed only when scores changed or a graph was used up."""
@@ -617,6 +646,9 @@ class MaskedModel(nn.Module):
         hashed = self._hashed()
         if any(not value.is_meta and fn(value.new_zeros(1)).dtype != value.dtype for value in hashed.values()):
             self._fingerprints.of(hashed)  # of the weights that the masks are for, not of what they become
+            with torch.no_grad():
+                for name, value in (self._kept_statistics(DEFAULT) if self._trained else {}).items():
+                    self._norm.get_buffer(member_key(name)).copy_(value)
             self._converted = True
         digests = self._fingerprints.known(hashed)
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
@@ -649,7 +681,7 @@ class MaskedModel(nn.Module):
         # Graphs can be neither copied nor sent to another process; they are made anew on the next call.
         digests = self._fingerprints.known(self._hashed())
         own = {name: value for name, value in self.__dict__.items() if name != "lock"}
-        return own | {"_slots": {}, "_slots_key": None, "_fingerprints": digests}
+        return own | {"_slots": {}, "_slots_key": None, "_rounded": (None, {}), "_fingerprints": digests}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state | {"_fingerprints": Fingerprints()})  # type: ignore[no-untyped-call]
