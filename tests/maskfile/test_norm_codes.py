@@ -79,11 +79,15 @@ def test_they_take_a_quarter_of_float32_or_less() -> None:
     assert len(payload) < 294
 
 
-numbers = st.floats(-1e30, 1e30, width=32) | st.floats(-10, 10, width=32) | st.sampled_from([0.0, 1e-45, 1e-38, -1e-9])
+numbers = (
+    st.floats(-(2.0**100), 2.0**100, width=32)
+    | st.floats(-10, 10, width=32)
+    | st.sampled_from([0.0, 1e-45, 1e-38, -1e-9])
+)
 vectors = arrays(np.float32, (4, 5), elements=numbers)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(vectors, st.sampled_from([torch.float32, torch.float16, torch.bfloat16, torch.float64]))
 def test_any_numbers_stay_near_or_as_they_are(values: Any, dtype: torch.dtype) -> None:
     """Half a step off at most; twice is as once; files lose nothing."""
@@ -135,8 +139,7 @@ def test_streams_that_lie() -> None:
         norm_codes.compressed(bytes(count)) + b"x",
     ):
         refused(payload, base)
-    for large in (b"\xfe", b"\xff"):  # variances beyond float32; what is far below 0 is 0
-        refused(norm_codes.compressed(large * 4 * count), base)
+    refused(norm_codes.compressed(b"\xfe" * 4 * count), base)  # variances beyond float32
     refused(norm_codes.compressed(bytes(count)), base | {"a.running_var": torch.full((40,), torch.nan)})
     refused(norm_codes.compressed(b""), {})
 
