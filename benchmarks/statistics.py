@@ -94,6 +94,7 @@ def nearest(model: nn.Module, parts: list[Images], preprocessing: Preprocessing)
 
 def file_rows() -> list[Row]:
     """Whole files: of a mask as sparse as those of `fast`, and of masks that leave all weights on."""
+    torch.manual_seed(0)
     resnet50 = on_digits(timm.create_model("resnet50", num_classes=0, zero_init_last=False))
     masked = get_masked_model(resnet50, MaskConfig(norm="anchored"))
     batch = [digits(SIZE)[0][64:192]]
