@@ -38,7 +38,8 @@ def test_inspect_json_adds_up(mask_file: Path) -> None:
     assert sizes["file"] == mask_file.stat().st_size
     assert sizes["file"] == sizes["masks"] + sizes["norm"] + sizes["head"] + sizes["words"]
     weights = 16 * 3 * 9 + 16 + 32 * 16 * 9 + 32
-    assert (found["bits"], sizes["float32"], sizes["norm"]) == (weights, 4 * weights, 4 * 2 * 16)
+    assert (found["bits"], sizes["float32"]) == (weights, 4 * weights)
+    assert 0 < sizes["norm"] < 16  # as in the base, which takes 128 bytes otherwise
     assert found["active_share"] == pytest.approx(0.75, abs=1e-3)
 
 

@@ -1,4 +1,4 @@
-"""Mask files: mutated in seven ways, and read as a user would, on a base and without."""
+"""Mask files: mutated in eight ways, and read as a user would, on a base and without."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ import torch
 from selfmask import MaskedModel
 from selfmask.errors import BaseWarning, MaskFileError
 from selfmask.maskfile import PackedMask, inspect_mask_file, sharing, weights_with_bits, write_mask_file
+from selfmask.maskfile.extensions import CODES
 from tests.maskfile import smn
 from tests.maskfile.make_golden import FOLDERS
 from tests.maskfile.tiny import Tiny, flags, images, masked_with
@@ -59,6 +60,8 @@ def corpus() -> dict[str, tuple[bytes, PackedMask]]:
             files[name] = (path.read_bytes(), masked.pack())
         (Path(folder) / "reference.smn").write_bytes(files[REFERENCE][0])
         masked = masked_with(Tiny(), "dense")
+        masked.train()(images())  # moves the statistics
+        masked.eval()
         with torch.no_grad():
             masked.scores["conv2/weight"].view(-1)[::40] *= -1
         masked.save_pretrained(path, relative_to=Path(folder) / "reference.smn")
@@ -153,12 +156,14 @@ def manifests(rng: random.Random) -> Case:
     text = json.dumps(file.manifest)
     if rng.random() < 0.1:
         text = mangle(text.encode(), rng).decode("utf-8", "replace")
-    return smn.build(file, text), None
+    return smn.build(file, text, compact=rng.random() < 0.5), None
 
 
 def tables(rng: random.Random) -> Case:
     """Tensors renamed, retyped, reshaped, resized, swapped, added and removed, with the content hash made right."""
     file = parsed(pick(rng)[0]).copy()
+    if rng.random() < 0.5:
+        file = smn.joined(file)
     edit_tensors(file.tensors, rng)
     return smn.build(file), None
 
@@ -199,7 +204,7 @@ def payloads(rng: random.Random) -> Case:
     try:
         bits = smn.decode(coded, file.tensors.get("lzma", ("U8", [0], b""))[2], magnitudes(name))
     except smn.InvalidError:
-        return smn.build(file), GUARDED  # no bits are right for this file
+        return smn.build(file, compact=rng.random() < 0.5), GUARDED  # no bits are right for this file
     packed = {key: smn.packed(values) for key, values in bits.items()}
     if file.manifest["relative_to"]:
         packed = {key: xnor(data, original(REFERENCE)[key], n[key]) for key, data in packed.items()}
@@ -207,7 +212,25 @@ def payloads(rng: random.Random) -> Case:
         masks[key]["active"] = int(np.bitwise_count(np.frombuffer(data, np.uint8)).sum())
     unpacked = {key: smn.unpacked(data, n[key]) for key, data in packed.items()}
     file.manifest["mask_sha256"] = smn.mask_hash(unpacked)
-    return smn.build(file), packed
+    return smn.build(file, compact=rng.random() < 0.5), packed
+
+
+def statistics(rng: random.Random) -> Case:
+    """Codes of statistics altered, or made of any numbers, with the content hash made right."""
+    name = rng.choice([name for name in sorted(corpus()) if CODES in parsed(name).tensors])
+    file = parsed(name).copy()
+    if rng.random() < 0.5:
+        codes = b"".join(
+            rng.choice((bytes(4), rng.randbytes(2), rng.randbytes(4))) for _ in range(rng.choice((4, 16, 17)))
+        )
+        filters = [{"id": lzma.FILTER_LZMA2, "preset": 6, "dict_size": 1 << 12}]
+        file.with_payload(CODES, lzma.compress(codes, lzma.FORMAT_RAW, filters=filters))
+    if rng.random() < 0.6:
+        file.with_payload(CODES, mangle(file.tensors[CODES][2], rng))
+    if rng.random() < 0.2:
+        which = rng.choice(("mean", "var"))
+        file.tensors[f"norm.norm.running_{which}"] = ("F32", [8], rng.randbytes(32))
+    return smn.build(file, compact=rng.random() < 0.5), original(name)
 
 
 def xnor(a: bytes, b: bytes, n: int) -> bytes:
@@ -239,6 +262,7 @@ MUTATIONS: dict[str, tuple[Callable[[random.Random], Case], int]] = {
     "manifests": (manifests, 5),
     "tables": (tables, 2),
     "payloads": (payloads, 2),
+    "statistics": (statistics, 1),
 }
 """How, and how often of all."""
 

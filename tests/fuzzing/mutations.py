@@ -144,7 +144,8 @@ def header_lies(data: bytes, rng: random.Random) -> bytes:
         elif way == 3:
             entry["dtype"] = rng.choice(("F64", "F32", "BF16", "F8_E4M3", "F4", "C64", "BOOL", "I64", None, 7))
         elif way == 4:
-            header[rng.choice(("mask.x", "norm.x", "lzma", "head.", "mask.conv1.weight", "x"))] = header.pop(key)
+            names = ("mask.x", "masks", "norm.x", "lzma", "head.", "mask.conv1.weight", "x")
+            header[rng.choice(names)] = header.pop(key)
         elif way == 5:
             header[key] = dict(header[rng.choice([other for other in header if other != "__metadata__"])])
         elif way == 6:
@@ -199,16 +200,17 @@ def container(data: bytes, words: str, rng: random.Random) -> tuple[bytes, bool]
     if way == 2:
         return header_lies(data, rng), True
     file = smn.parse(data, words) if words else smn.Smn(*plain_parts(data))
-    metadata = dict(file.metadata)
+    metadata, tensors = dict(file.metadata), file.stored or file.tensors
     text = metadata.get(words, "")
     if way == 3:
-        edit_tensors(file.tensors, rng)
+        edit_tensors(tensors, rng)
     elif way == 4 or not words:
-        key = rng.choice(sorted(file.tensors))
-        dtype, shape, part = file.tensors[key]
+        key = rng.choice(sorted(tensors))
+        dtype, shape, part = tensors[key]
         changed = mangle(part, rng)
-        file.tensors[key] = (dtype, shape if len(changed) == len(part) else [len(changed)], changed)
+        tensors[key] = (dtype, shape if len(changed) == len(part) else [len(changed)], changed)
     else:
+        tensors = file.tensors  # the layout that goes with a manifest in plain text
         for _ in range(rng.choice((1, 1, 2, 4))):
             file.manifest = edit_json(file.manifest, rng)
         text = json.dumps(file.manifest)
@@ -220,8 +222,8 @@ def container(data: bytes, words: str, rng: random.Random) -> tuple[bytes, bool]
         metadata[words] = text
     if "sha256" in metadata:
         hashed = smn.hashed(metadata, text) if words else ""
-        metadata["sha256"] = smn.content_hash(hashed, file.tensors)
-    return smn.assemble(metadata, file.tensors), False
+        metadata["sha256"] = smn.content_hash(hashed, tensors)
+    return smn.assemble(metadata, tensors), False
 
 
 def plain_parts(data: bytes) -> tuple[dict[str, str], Any, dict[str, smn.Part]]:

@@ -1,7 +1,8 @@
 """Write the golden files: `python -m tests.maskfile.make_golden`.
 
 Only while format version 2 is not released. Afterwards the files stay as they are for ever, and a change that cannot
-read them needs a new version number, and new files beside the old ones, as those of version 1 are.
+read them needs a new version number, and new files beside the old ones, as those of version 1 are. The folder v2 has
+files in the plain layout of version 2, with a tensor for each mask and float32 statistics, as they were written first.
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ import torch
 
 from selfmask import MaskConfig, MaskedModel, get_masked_model
 from selfmask.maskfile import sharing, write_mask_file
+from selfmask.masking.norms import norm_buffers, saved_statistics
 from selfmask.preprocessing import Preprocessing
 
 from . import smn
 from .tiny import Flags, Tiny, flags, images, set_flags, uniform
 
-FOLDERS = {"1": Path(__file__).parent / "golden", "2": Path(__file__).parent / "golden" / "v2"}
+_HERE = Path(__file__).parent / "golden"
+FOLDERS = {"1": _HERE, "2 plain": _HERE / "v2", "2": _HERE / "v2-compact"}
 
 # What each file is there for; masks are `flags(kind)` of every tensor, so that their bits are known without the file.
 GOLDEN: dict[str, dict[str, Any]] = {
@@ -67,6 +70,7 @@ def masked_of(name: str) -> MaskedModel:
         set_flags(masked, {key: mask_of(entry["kind"], names[key], i) for i, key in enumerate(names)})
     if entry.get("statistics"):
         masked._norm.get_buffer("norm/running_mean").copy_(torch.from_numpy(uniform(8, seed=90)))
+        masked._norm.get_buffer("norm/running_var").copy_(torch.from_numpy(uniform(8, seed=91) + 0.25))
         masked.base_name = "tiny.golden"
         masked.preprocessing = Preprocessing((9, 9), (0.1, 0.2, 0.3), (0.5, 0.25, 1 / 3), "bicubic")
     return masked
@@ -82,7 +86,8 @@ def main() -> None:
         if "head" in entry:
             mask = mask.replaced(extensions=sharing(**SHARE))
         reference = masked_of(entry["relative_to"]).pack() if "relative_to" in entry else None
-        write_mask_file(path, mask, dict(masked.base.named_parameters()), relative_to=reference)
+        own = saved_statistics(norm_buffers(masked.base))
+        write_mask_file(path, mask, dict(masked.base.named_parameters()), own, relative_to=reference)
         with torch.no_grad():
             outputs = masked(images())[:, :8].double().tolist()
         masks = smn.parse(path.read_bytes()).manifest["masks"]
@@ -93,6 +98,7 @@ def main() -> None:
             "codecs": sorted({mask["codec"] for mask in masks.values()}),
             "num_masked": masked.num_masked,
             "active": sum(masked.pack().active.values()),
+            "norm": {key: value.numpy().tobytes().hex() for key, value in masked.pack().norm.items()},
             "outputs": [[round(value, 7) for value in row] for row in outputs],
         }
         print(f"{path.name:24} {path.stat().st_size:6} bytes  {', '.join(expected[name]['codecs'])}")

@@ -6,6 +6,7 @@ header it is told to, and repairs the hashes so that the checks behind them are 
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import hashlib
 import itertools
@@ -13,6 +14,7 @@ import json
 import lzma
 import math
 import struct
+import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -40,14 +42,16 @@ class InvalidError(Exception):
 
 @dataclasses.dataclass
 class Smn:
-    """A mask file taken apart."""
+    """A mask file taken apart: in the plain layout, with a tensor for each mask, whatever it came in."""
 
     metadata: dict[str, str]
     manifest: Any
     tensors: dict[str, Part]
+    stored: dict[str, Part] = dataclasses.field(default_factory=dict)
+    """The tensors as they are in the file."""
 
     def copy(self) -> Smn:
-        return Smn(dict(self.metadata), json.loads(json.dumps(self.manifest)), dict(self.tensors))
+        return Smn(dict(self.metadata), json.loads(json.dumps(self.manifest)), dict(self.tensors), dict(self.stored))
 
     def with_payload(self, key: str, data: bytes) -> None:
         self.tensors[key] = ("U8", [len(data)], data)
@@ -63,14 +67,48 @@ def parse(data: bytes, words: str = "manifest") -> Smn:
     for key, entry in header.items():
         begin, end = entry["data_offsets"]
         tensors[key] = (entry["dtype"], entry["shape"], body[begin:end])
-    return Smn(metadata, json.loads(metadata[words]), tensors)
+    smn = Smn(metadata, json.loads(unpacked_text(metadata[words])), tensors, dict(tensors))
+    if "masks" in tensors and words == "manifest":
+        data = tensors.pop("masks")[2]
+        for name, entry in sorted(smn.manifest["masks"].items()):
+            length = entry.pop("bytes")
+            smn.with_payload(f"mask.{name}", data[:length])
+            data = data[length:]
+        assert not data
+    return smn
 
 
-def build(smn: Smn, manifest_text: str | None = None) -> bytes:
-    """Put a file together, with the content hash that belongs to it; `manifest_text` stands in for the manifest."""
+def build(smn: Smn, manifest_text: str | None = None, *, compact: bool = False) -> bytes:
+    """Put a file together, with the content hash that belongs to it; `manifest_text` stands in for the manifest.
+
+    compact: in the layout that the library writes, as far as the content has one.
+    """
+    smn = joined(smn) if compact else smn
     text = manifest_text if manifest_text is not None else json.dumps(smn.manifest)
+    text = packed_text(text) if compact else text
     metadata = {**smn.metadata, "manifest": text, "sha256": content_hash(hashed(smn.metadata, text), smn.tensors)}
     return assemble(metadata, smn.tensors)
+
+
+def joined(smn: Smn) -> Smn:
+    """All masks in one tensor, and their lengths in the manifest."""
+    smn, data = smn.copy(), b""
+    masks = smn.manifest.get("masks") if isinstance(smn.manifest, dict) else None
+    for name, entry in sorted(masks.items()) if isinstance(masks, dict) else ():
+        if isinstance(entry, dict):
+            part = smn.tensors.pop(f"mask.{name}", ("U8", [0], b""))[2]
+            entry["bytes"] = len(part)
+            data += part
+    smn.with_payload("masks", data)
+    return smn
+
+
+def packed_text(text: str) -> str:
+    return base64.b64encode(zlib.compress(text.encode("utf-8", "surrogatepass"))).decode()
+
+
+def unpacked_text(text: str) -> str:
+    return text if text.startswith("{") else zlib.decompress(base64.b64decode(text)).decode()
 
 
 def assemble(metadata: Mapping[str, Any], tensors: Mapping[str, Part]) -> bytes:
@@ -236,6 +274,37 @@ def unrice(payload: bytes, magnitudes: Sequence[float]) -> list[int]:
                 raise InvalidError("a position beyond the class")
             bits[member[position]] = rare_symbol
     return bits
+
+
+# ---- statistics -------------------------------------------------------------------------------------------------
+
+
+def statistics(stream: bytes, base: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
+    """Coded statistics, number by number; `base` has those of the base, by name, that are not stored otherwise."""
+    names = sorted(base)
+    count = sum(len(base[name]) for name in names)
+    filters = [{"id": lzma.FILTER_LZMA2, "preset": 6, "dict_size": max(4 * count, 1 << 12)}]
+    data = lzma.LZMADecompressor(lzma.FORMAT_RAW, filters=filters).decompress(stream)
+    planes, rest = divmod(len(data), count)
+    assert 1 <= planes <= 4
+    assert rest == 0
+    folded = [sum(data[plane * count + i] << 8 * plane for plane in range(planes)) for i in range(count)]
+    steps = (-(z + 1) // 2 if z % 2 else z // 2 for z in folded)
+    codes = {name: [next(steps) for _ in base[name]] for name in names}
+    found: dict[str, list[float]] = {}
+    for name in sorted(names, key=lambda name: not name.endswith("running_var")):
+        found[name] = []
+        for i, (code, own) in enumerate(zip(codes[name], base[name], strict=True)):
+            if code == 0:
+                new = own
+            elif name.endswith("running_var"):
+                whole, fraction = divmod(code, 64)
+                new = max((own + 2.0**-17) * math.ldexp(1 + fraction / 64, whole) - 2.0**-17, 0.0)
+            else:
+                variance = found[name.replace("running_mean", "running_var")][i]
+                new = own + code * (math.sqrt(variance + 2.0**-17) / 64)
+            found[name].append(struct.unpack("<f", struct.pack("<f", new))[0])
+    return found
 
 
 # ---- which weights carry a bit ----------------------------------------------------------------------------------

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import lzma
 import os
 import time
 import tracemalloc
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,7 +26,7 @@ from selfmask.errors import (
     UnsupportedVersionError,
     WrongBaseError,
 )
-from selfmask.maskfile import inspect_mask_file
+from selfmask.maskfile import inspect_mask_file, write_mask_file
 
 from ..cli.inside import selfmask
 from . import smn
@@ -108,7 +110,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
         for key, kind in (("conv2/weight", "stripes"), ("proj/weight", "large")):
             on = torch.from_numpy(flags(kind, Tiny().get_parameter(key.replace("/", "."))))
             masked.scores[key].copy_(on.view_as(masked.scores[key]).float() * 2 - 1)
-    masked.save_pretrained(path, head={"w": torch.ones(3)}, notes="notes")
+    mask = masked.pack(head={"w": torch.ones(3)}, notes="notes")
+    write_mask_file(path, mask, dict(masked.base.named_parameters()))  # with statistics as they are
     file = smn.parse(path.read_bytes())
     assert {entry["codec"] for entry in file.manifest["masks"].values()} == {"raw", "rice", "lzma"}
     return path.read_bytes()
@@ -116,8 +119,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 def test_the_file_these_tests_start_from_is_good(whole: bytes, tmp_path: Path) -> None:
     """And stays good when taken apart and put together again: what is refused below is refused for its edit."""
-    (tmp_path / "a.smn").write_bytes(smn.build(smn.parse(whole)))
-    assert MaskedModel.from_pretrained(Tiny(), tmp_path / "a.smn").pack().notes == "notes"
+    for compact in (False, True):
+        (tmp_path / "a.smn").write_bytes(smn.build(smn.parse(whole), compact=compact))
+        assert MaskedModel.from_pretrained(Tiny(), tmp_path / "a.smn").pack().notes == "notes"
 
 
 def test_truncated_anywhere(whole: bytes, tmp_path: Path) -> None:
@@ -202,10 +206,10 @@ def flipped_bit(file: smn.Smn) -> None:
     file.with_payload("mask.conv1.weight", bytes([data[0] ^ 0x80]) + data[1:])
 
 
-def swapped(file: smn.Smn) -> None:
+def swapped(tensors: dict[str, smn.Part]) -> None:
     """Mean and variance have one shape: only the content hash tells them apart."""
     keys = ("norm.norm.running_mean", "norm.norm.running_var")
-    file.tensors.update(dict(zip(keys, [file.tensors[key] for key in reversed(keys)], strict=True)))
+    tensors.update(dict(zip(keys, [tensors[key] for key in reversed(keys)], strict=True)))
 
 
 ENTRY = ("masks", "conv1.weight")
@@ -274,12 +278,13 @@ CASES: dict[str, tuple[Edit, Kind]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_edited_files_with_hashes_made_right(whole: bytes, tmp_path: Path, case: str) -> None:
+@pytest.mark.parametrize("compact", [False, True])
+def test_edited_files_with_hashes_made_right(whole: bytes, tmp_path: Path, case: str, compact: bool) -> None:
     """Every check behind the content hash, one by one."""
     edit, kind = CASES[case]
     file = smn.parse(whole)
     edit(file)
-    (tmp_path / "a.smn").write_bytes(smn.build(file))
+    (tmp_path / "a.smn").write_bytes(smn.build(file, compact=compact))
     refused(tmp_path / "a.smn", kind)
 
 
@@ -300,13 +305,13 @@ def test_every_refusal_says_what_was_expected_what_was_found_and_what_to_do(whol
     assert not silent, "\n".join(f"{case}: {text}" for case, text in silent.items())
 
 
-@pytest.mark.parametrize("key", ["mask.conv1.weight", "mask.proj.weight", "lzma", "norm.norm.running_mean", "head.w"])
+@pytest.mark.parametrize("key", ["masks", "lzma", "norm.norm.running_mean", "head.w"])
 def test_content_is_guarded_by_its_hash(whole: bytes, tmp_path: Path, key: str) -> None:
     """One bit in any part, statistics and head too."""
     file = smn.parse(whole)
-    dtype, shape, data = file.tensors[key]
-    file.tensors[key] = (dtype, shape, bytes([data[0] ^ 1]) + data[1:])
-    (tmp_path / "a.smn").write_bytes(smn.assemble(file.metadata, file.tensors))
+    dtype, shape, data = file.stored[key]
+    file.stored[key] = (dtype, shape, bytes([data[0] ^ 1]) + data[1:])
+    (tmp_path / "a.smn").write_bytes(smn.assemble(file.metadata, file.stored))
     refused(tmp_path / "a.smn", CorruptMaskFileError)
     with pytest.raises(CorruptMaskFileError):
         inspect_mask_file(tmp_path / "a.smn")
@@ -314,8 +319,8 @@ def test_content_is_guarded_by_its_hash(whole: bytes, tmp_path: Path, key: str) 
 
 def test_swapped_statistics_are_noticed(whole: bytes, tmp_path: Path) -> None:
     file = smn.parse(whole)
-    swapped(file)
-    (tmp_path / "a.smn").write_bytes(smn.assemble(file.metadata, file.tensors))
+    swapped(file.stored)
+    (tmp_path / "a.smn").write_bytes(smn.assemble(file.metadata, file.stored))
     refused(tmp_path / "a.smn", CorruptMaskFileError)
 
 
@@ -323,7 +328,7 @@ def test_swapped_statistics_are_noticed(whole: bytes, tmp_path: Path) -> None:
 def test_metadata_that_is_missing(whole: bytes, tmp_path: Path, key: str) -> None:
     file = smn.parse(whole)
     del file.metadata[key]
-    (tmp_path / "a.smn").write_bytes(smn.assemble(file.metadata, file.tensors))
+    (tmp_path / "a.smn").write_bytes(smn.assemble(file.metadata, file.stored))
     kind = {"format": NotAMaskFileError, "version": UnsupportedVersionError}.get(key, CorruptMaskFileError)
     refused(tmp_path / "a.smn", kind)
 
@@ -331,15 +336,15 @@ def test_metadata_that_is_missing(whole: bytes, tmp_path: Path, key: str) -> Non
 @pytest.mark.parametrize(
     "edit",
     [
-        lambda h: h["mask.conv1.weight"].update(data_offsets=[0, 2**62]),
-        lambda h: h["mask.conv1.weight"].update(data_offsets=[2**63, 2**64 - 1]),
-        lambda h: h["mask.conv1.weight"].update(data_offsets=[27, 0]),
-        lambda h: h["mask.conv1.weight"].update(data_offsets=[-27, 0]),
-        lambda h: h["mask.conv1.weight"].update(shape=[2**40]),
-        lambda h: h["mask.conv1.weight"].update(shape=[2**32, 2**32]),
-        lambda h: h["mask.conv1.weight"].update(dtype="F32"),
-        lambda h: h["mask.conv1.weight"].update(dtype="nonsense"),
-        lambda h: h["mask.conv2.weight"].update(h["mask.conv1.weight"]),  # overlap
+        lambda h: h["masks"].update(data_offsets=[0, 2**62]),
+        lambda h: h["masks"].update(data_offsets=[2**63, 2**64 - 1]),
+        lambda h: h["masks"].update(data_offsets=[27, 0]),
+        lambda h: h["masks"].update(data_offsets=[-27, 0]),
+        lambda h: h["masks"].update(shape=[2**40]),
+        lambda h: h["masks"].update(shape=[2**32, 2**32]),
+        lambda h: h["masks"].update(dtype="F32"),
+        lambda h: h["masks"].update(dtype="nonsense"),
+        lambda h: h["lzma"].update(h["masks"]),  # overlap
         lambda h: h.update(hole={"dtype": "U8", "shape": [1], "data_offsets": [10**6, 10**6 + 1]}),
         lambda h: h.update(__metadata__={"format": 1}),
         lambda h: h.update(__metadata__=[]),
@@ -360,11 +365,43 @@ def test_headers_that_lie(whole: bytes, tmp_path: Path, edit: Callable[[dict[str
     ["", "{", "null", "[" * 100_000, '{"masks":' * 50_000, "1" * 5000, '{"masks": {}}', '"\\ud800"', "NaN"],
     ids=["empty", "open", "null", "deep", "deep masks", "long number", "bare", "surrogate", "nan"],
 )
-def test_manifests_that_are_no_manifest(whole: bytes, tmp_path: Path, text: str) -> None:
-    (tmp_path / "a.smn").write_bytes(smn.build(smn.parse(whole), text))
+@pytest.mark.parametrize("compact", [False, True])
+def test_manifests_that_are_no_manifest(whole: bytes, tmp_path: Path, text: str, compact: bool) -> None:
+    (tmp_path / "a.smn").write_bytes(smn.build(smn.parse(whole), text, compact=compact))
     refused(tmp_path / "a.smn", CorruptMaskFileError)
     with pytest.raises(CorruptMaskFileError):
         inspect_mask_file(tmp_path / "a.smn")
+
+
+@pytest.mark.parametrize("way", ["bomb", "cut", "longer", "spaces"])
+def test_compressed_manifests_that_lie(whole: bytes, tmp_path: Path, way: str) -> None:
+    """A few kB that unpack to a gigabyte are unpacked to 8 MB at most."""
+    file = smn.joined(smn.parse(whole))
+    packed = zlib.compress(json.dumps(file.manifest).encode())
+    if way == "bomb":
+        packer = zlib.compressobj()
+        packed = b"".join(packer.compress(b" " * (1 << 20)) for _ in range(200)) + packer.flush()
+    packed = {"cut": packed[:-1], "longer": packed + b"x"}.get(way, packed)
+    text = base64.b64encode(packed).decode() + (" " if way == "spaces" else "")
+    hashed = smn.content_hash(smn.hashed(file.metadata, text), file.tensors)
+    data = smn.assemble({**file.metadata, "manifest": text, "sha256": hashed}, file.tensors)
+    tracemalloc.start()
+    try:
+        with pytest.raises(CorruptMaskFileError):
+            inspect_mask_file(data)
+        assert tracemalloc.get_traced_memory()[1] < 40 << 20
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("lengths", [(1, 0), (-1, 0), (-1, 1), (10**6, 0), (None, 0), ("1", 0)])
+def test_lengths_of_masks_that_lie(whole: bytes, lengths: tuple[Any, int]) -> None:
+    file = smn.joined(smn.parse(whole))
+    for name, change in zip(("conv1.weight", "proj.weight"), lengths, strict=True):
+        entry = file.manifest["masks"][name]
+        entry["bytes"] = entry["bytes"] + change if isinstance(change, int) else change
+    with pytest.raises(CorruptMaskFileError):
+        MaskedModel.from_pretrained(Tiny(), smn.build(file))
 
 
 # ---- files that would be costly ---------------------------------------------------------------------------------

@@ -180,8 +180,9 @@ def test_writers_that_race_and_die_leave_a_whole_file(tmp_path: Path) -> None:
     known = {}
     for i, kind in enumerate(("sparse", "dense", "stripes")):
         masked = masked_with(Tiny(), kind)
-        # Megabytes, so that a write takes long enough to be caught in the middle.
-        masked.save_pretrained(tmp_path / f"{i}.smn", head={"w": torch.full((2900,), float(i))}, notes="x" * 2_000_000)
+        # Megabytes that cannot be compressed, so that a write takes long enough to be caught in the middle.
+        notes, head = random.Random(i).randbytes(1_000_000).hex(), {"w": torch.full((2900,), float(i))}
+        masked.save_pretrained(tmp_path / f"{i}.smn", head=head, notes=notes)
         known[masked.pack().sha256] = float(i)
     sources = sorted(tmp_path.iterdir())
     target = tmp_path / "out" / "a.smn"

@@ -12,6 +12,7 @@ from torch.optim.swa_utils import update_bn
 
 from selfmask import MaskConfig, MaskedModel, get_masked_model
 from selfmask.errors import ConfigError, SelfmaskError, WrongBaseError
+from selfmask.maskfile import inspect_mask_file
 
 from .architectures import assert_same_state, digits_base, perturb_scores, state_of
 
@@ -22,8 +23,13 @@ def batches(n: int = 4, seed: int = 0, size: int = 16) -> list[Tensor]:
 
 
 def statistics(masked: MaskedModel) -> dict[str, Tensor]:
-    """The statistics a user gets with the mask: those of the merged model."""
+    """The statistics a user gets with the mask: those of the merged model, rounded as in files."""
     return {name: value for name, value in state_of(masked.merge_and_unload()).items() if "running_" in name}
+
+
+def exact(masked: MaskedModel) -> dict[str, Tensor]:
+    """Those that training goes on from, before they are rounded."""
+    return {name: value for name, value in masked._statistics("default").items() if "running_" in name}
 
 
 def pretrained() -> nn.Module:
@@ -41,6 +47,15 @@ def assert_statistics_close(found: dict[str, Tensor], expected: dict[str, Tensor
         torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-5, msg=name)
 
 
+def assert_rounded(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    """Half a step of the code of a file away, at most."""
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        variance = expected[name.replace("running_mean", "running_var")]
+        step = variance.sqrt() if name.endswith("running_mean") else variance
+        assert bool(((found[name] - value).abs() <= (step + 1e-3) / 126).all()), name
+
+
 # ---- adapt ------------------------------------------------------------------------------------------------------
 
 
@@ -53,7 +68,8 @@ def test_adapt_moves_ours_and_not_the_bases() -> None:
         masked(x)
         plain(x)
     expected = {name: value for name, value in plain.state_dict().items() if "running_" in name}
-    assert all(torch.equal(value, expected[name]) for name, value in statistics(masked).items())
+    assert all(torch.equal(value, expected[name]) for name, value in exact(masked).items())
+    assert_rounded(statistics(masked), expected)
     assert not torch.equal(expected["1.running_mean"], before["1.running_mean"])
     assert_same_state(base, before)
     merged = masked.merge_and_unload()
@@ -129,9 +145,9 @@ def test_a_norm_layer_in_two_places() -> None:
         assert torch.equal(masked(x), plain(x))
     assert_same_state(base, before)
     assert block[1].running_mean is buffer
+    assert torch.equal(exact(masked)["0.1.running_mean"], plain[0][1].running_mean)
     merged = masked.merge_and_unload()
-    assert torch.equal(merged[0][1].running_mean, plain[0][1].running_mean)
-    assert torch.equal(merged[2][1].running_mean, plain[0][1].running_mean)
+    assert torch.equal(merged[0][1].running_mean, merged[2][1].running_mean)
 
 
 def test_batch_norm_without_statistics() -> None:
@@ -176,8 +192,9 @@ def test_frozen_stores_no_statistics_and_checks_the_bases(tmp_path: Path) -> Non
     for norm in ("adapt", "frozen"):
         masked = get_masked_model(pretrained(), MaskConfig(norm=norm))
         perturb_scores(masked)
-        sizes[norm] = masked.eval().save_pretrained(tmp_path / f"{norm}.smn")
-    assert sizes["adapt"] - sizes["frozen"] > 4 * 2 * (8 + 16)  # float32 means and variances
+        masked.eval().save_pretrained(tmp_path / f"{norm}.smn")
+        sizes[norm] = inspect_mask_file(tmp_path / f"{norm}.smn")[1]["norm"]
+    assert sizes["adapt"] > sizes["frozen"] == 0
     x = batches(1)[0]
     loaded = MaskedModel.from_pretrained(pretrained(), tmp_path / "frozen.smn")
     assert torch.equal(loaded.eval()(x), masked(x))
@@ -234,12 +251,15 @@ def test_recalibrate_is_update_bn_of_the_dense_model(loaded: bool, training: boo
 
     masked.recalibrate(batches())
     expected = {name: value for name, value in dense.state_dict().items() if "running_" in name}
-    assert_statistics_close(statistics(masked), expected)
+    assert_rounded(statistics(masked), expected)
+    if not loaded:
+        assert_statistics_close(exact(masked), expected)
     assert masked.training == training
     assert [layer.momentum for layer in base.modules() if isinstance(layer, nn.BatchNorm2d)] == [0.1, 0.1]
     assert_same_state(base, before)
     masked.save_pretrained(tmp_path / "again.smn")
-    assert_statistics_close(statistics(MaskedModel.from_pretrained(base, tmp_path / "again.smn")), expected)
+    again = MaskedModel.from_pretrained(base, tmp_path / "again.smn")
+    assert all(torch.equal(value, statistics(masked)[name]) for name, value in statistics(again).items())
 
 
 def test_recalibrate_by_hand() -> None:
@@ -248,7 +268,7 @@ def test_recalibrate_by_hand() -> None:
     perturb_scores(masked)
     masked.recalibrate(batches())
     outputs = [masked.merge_and_unload()[0](x).detach() for x in batches()]
-    found = statistics(masked)
+    found = exact(masked)
     mean = torch.stack([out.mean((0, 2, 3)) for out in outputs]).mean(0)
     variance = torch.stack([out.var((0, 2, 3), correction=1) for out in outputs]).mean(0)
     torch.testing.assert_close(found["1.running_mean"], mean, rtol=1e-4, atol=1e-5)
@@ -268,9 +288,9 @@ def test_recalibrate_takes_what_loaders_give() -> None:
 def test_recalibrate_twice_is_recalibrate_once() -> None:
     masked = get_masked_model(pretrained())
     masked.recalibrate(batches())
-    first = statistics(masked)
+    first = {name: value.clone() for name, value in exact(masked).items()}
     masked.recalibrate(batches())
-    assert_statistics_close(statistics(masked), first)
+    assert_statistics_close(exact(masked), first)
 
 
 def test_recalibrate_switches_dropout_off() -> None:
@@ -280,7 +300,7 @@ def test_recalibrate_switches_dropout_off() -> None:
     masked = get_masked_model(base).train()
     masked.recalibrate(batches())
     expected = torch.stack([base[1](x).mean((0, 2, 3)) for x in batches()]).mean(0)
-    torch.testing.assert_close(statistics(masked)["2.running_mean"], expected.detach(), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(exact(masked)["2.running_mean"], expected.detach(), rtol=1e-4, atol=1e-5)
     assert base[0].training
 
 
@@ -314,7 +334,7 @@ def test_recalibrate_leaves_frozen_batch_norms_alone() -> None:
     base[1].running_mean.fill_(0.5)
     masked = get_masked_model(base)
     masked.recalibrate(batches())
-    found = statistics(masked)
+    found = exact(masked)
     assert torch.equal(found["1.running_mean"], torch.full((4,), 0.5))
     dense = masked.merge_and_unload()
     update_bn(batches(), dense)
@@ -328,4 +348,4 @@ def test_recalibrate_instance_norm() -> None:
     masked = get_masked_model(base)
     masked.recalibrate(batches())
     expected = torch.stack([base[0](x).mean((0, 2, 3)) for x in batches()]).mean(0)
-    torch.testing.assert_close(statistics(masked)["1.running_mean"], expected.detach(), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(exact(masked)["1.running_mean"], expected.detach(), rtol=1e-4, atol=1e-5)

@@ -50,7 +50,7 @@ def encode(bits: Mapping[str, Bits], sizes: Mapping[str, int], weights: Mapping[
     data = {name: bits[name].tobytes() for name in sorted(bits)}
     scan_bits = _SCAN_BITS if sum(sizes.values()) > _LARGE else 0.0
     with ThreadPoolExecutor(1) as pool:  # lzma is slow, and lets go of the interpreter lock
-        everything = pool.submit(_lzma, b"".join(data.values()))
+        everything = pool.submit(compressed, b"".join(data.values()))
         rice = {name: _rice(bits[name], sizes[name], weights.get(name), scan_bits) for name in data}
         alone = {name: min((RAW, raw), (RICE, rice[name]), key=_length) for name, raw in data.items()}
         shared = everything.result()
@@ -58,9 +58,9 @@ def encode(bits: Mapping[str, Bits], sizes: Mapping[str, int], weights: Mapping[
     if len(shared) > 1.1 * total:  # learned masks end here: no stream could save what it costs
         return alone, b""
     plans: list[Coded] = [(alone, b""), (dict.fromkeys(data, (LZMA, b"")), shared)]
-    if group := {name for name, raw in data.items() if len(_lzma(raw)) < _length(alone[name])}:
+    if group := {name for name, raw in data.items() if len(compressed(raw)) < _length(alone[name])}:
         mixed = {name: (LZMA, b"") if name in group else coded for name, coded in alone.items()}
-        plans.append((mixed, _lzma(b"".join(data[name] for name in data if name in group))))
+        plans.append((mixed, compressed(b"".join(data[name] for name in data if name in group))))
     return min(plans, key=lambda plan: len(plan[1]) + sum(map(_length, plan[0].values())))
 
 
@@ -329,13 +329,26 @@ def _unvarint(payload: memoryview, at: int) -> tuple[int, int]:
 # ---- lzma -------------------------------------------------------------------------------------------------------
 
 
-def _lzma(data: bytes) -> bytes:
-    return lzma.compress(data, format=lzma.FORMAT_RAW, filters=_lzma_filters(len(data)))
+def compressed(data: bytes, **model: int) -> bytes:
+    """A raw LZMA2 stream; `model` are settings of its model of literals, which a decoder finds in the stream."""
+    return lzma.compress(data, format=lzma.FORMAT_RAW, filters=_lzma_filters(len(data), **model))
 
 
-def _lzma_filters(size: int) -> list[dict[str, int]]:
+def decompressed(stream: bytes, most: int, what: str) -> bytes:
+    """The inverse; never more bytes than the base calls for. `what` is what errors call it."""
+    decoder = lzma.LZMADecompressor(format=lzma.FORMAT_RAW, filters=_lzma_filters(most))
+    try:
+        data = decoder.decompress(stream, max_length=most + 1)
+    except (lzma.LZMAError, EOFError) as error:
+        raise CorruptMaskFileError(f"{what} is damaged", found=error) from error
+    if len(data) > most or not decoder.eof or decoder.unused_data:
+        raise CorruptMaskFileError(f"{what} has the wrong length", expected=f"at most {most}", found=len(data))
+    return data
+
+
+def _lzma_filters(size: int, **model: int) -> list[dict[str, int]]:
     """A dictionary no larger than the data could need: the decoder then asks for no more memory either."""
-    return [{"id": lzma.FILTER_LZMA2, "preset": 6, "dict_size": min(max(size, 1 << 12), 1 << 23)}]
+    return [{"id": lzma.FILTER_LZMA2, "preset": 6, "dict_size": min(max(size, 1 << 12), 1 << 23), **model}]
 
 
 def _unlzma(stream: bytes, lengths: list[int]) -> list[Bits]:
@@ -344,11 +357,7 @@ def _unlzma(stream: bytes, lengths: list[int]) -> list[Bits]:
         if stream:
             raise CorruptMaskFileError("no mask uses the shared stream", found=f"{len(stream)} bytes")
         return [np.empty(0, np.uint8) for _ in lengths]
-    decoder = lzma.LZMADecompressor(format=lzma.FORMAT_RAW, filters=_lzma_filters(total))
-    try:
-        data = decoder.decompress(stream, max_length=total + 1)  # never more than the base calls for
-    except (lzma.LZMAError, EOFError) as error:
-        raise CorruptMaskFileError("the shared lzma stream is damaged", found=error) from error
-    if len(data) != total or not decoder.eof or decoder.unused_data:
+    data = decompressed(stream, total, "the shared lzma stream")
+    if len(data) != total:
         raise CorruptMaskFileError("the shared lzma stream has the wrong length", expected=total, found=len(data))
     return np.split(np.frombuffer(data, np.uint8).copy(), np.cumsum(lengths)[:-1])

@@ -19,7 +19,10 @@ from ..errors import UnsupportedVersionError
 PREFIX = "ext."
 SHARE = "share"
 """Who may use the file, what it was learned from and how: `licence`, `data`, `training`, each text or small JSON."""
-_KNOWN = {SHARE: 1}  # the latest version of each that this release can use
+NORM_CODES = "norm_codes"
+"""Batch-norm statistics in few bits (`norm_codes.py`), in the one tensor `CODES`."""
+CODES = f"{PREFIX}{NORM_CODES}.codes"
+_KNOWN = {SHARE: 1, NORM_CODES: 1}  # the latest version of each that this release can use
 _SHARED = ("licence", "data", "training")
 _MOST, _MAX_WORDS, _MAX_VALUES = 32, 1 << 16, 2000
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
@@ -74,6 +77,8 @@ def _extension(name: str, value: object) -> Extension:
         for key, part in checked.mapping(words).items():
             checked.one_of(key, _SHARED)
             _check_shown(part)
+    if name == NORM_CODES and is_known(name, extension) and (not extension.required or words is not None):
+        raise ValueError(f"the extension {name} is required, and has no words")
     return extension
 
 

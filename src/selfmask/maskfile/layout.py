@@ -10,6 +10,7 @@ from torch import Tensor
 
 from .mask import Bits
 
+MASKS = "masks"  # the tensor that has the coded masks of all tensors, one after the other
 SHARED = "lzma"  # the tensor that all masks of codec lzma share
 
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import json
 import math
+import zlib
 from typing import Any
 
 from .. import checked
 from ..errors import CorruptMaskFileError, NotAMaskFileError, UnsupportedVersionError
 from ..preprocessing import Preprocessing
 from .codecs import CODECS
-from .extensions import Extension, parse_extensions
+from .extensions import NORM_CODES, Extension, parse_extensions
 
 FORMAT = "selfmask"
 VERSION = "2"
@@ -29,6 +31,8 @@ class TensorEntry:
     bits: int
     active: int
     codec: str
+    bytes: int | None = None
+    """Of its coded mask, among those of all in one tensor; None in earlier files, where it has a tensor of its own."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,10 +61,17 @@ class Manifest:
     version: str = VERSION
     """Of the format."""
 
-    def to_json(self) -> str:
+    @property
+    def joined(self) -> bool:
+        """Whether the coded masks are in one tensor."""
+        return all(entry.bytes is not None for entry in self.masks.values())
+
+    def to_text(self) -> str:
+        """As it stands in a file: JSON, compressed, since most of it are names and digits that come again and again."""
         fields = dataclasses.asdict(self)
         del fields["version"]  # stands beside the manifest, not in it
-        return json.dumps(fields, sort_keys=True, separators=(",", ":"), allow_nan=False)
+        text = json.dumps(fields, sort_keys=True, separators=(",", ":"), allow_nan=False)
+        return base64.b64encode(zlib.compress(text.encode(), 9)).decode()
 
 
 def parse_manifest(metadata: dict[str, str] | None) -> Manifest:
@@ -75,7 +86,8 @@ def parse_manifest(metadata: dict[str, str] | None) -> Manifest:
     version = metadata.get("version", "")
     check_version("mask file", version)
     try:
-        return _manifest(checked.mapping(checked.document(checked.member(metadata, "manifest"))), version)
+        text = checked.member(metadata, "manifest")
+        return _manifest(checked.mapping(checked.document(text if version == "1" else _json(text))), version)
     except ValueError as error:
         raise CorruptMaskFileError("the manifest of the mask file is damaged", found=str(error)[:200]) from error
 
@@ -95,11 +107,25 @@ def hashed_words(file_format: str, version: str, words: str) -> str:
     return words if version == "1" else f"{file_format} {version}\n{words}"
 
 
+def _json(text: str) -> str | bytes:
+    """The JSON of a manifest; it is compressed but in earlier files. No more is unpacked than a document may have."""
+    if text.startswith("{"):
+        return text
+    packed, unpacker = base64.b64decode(text, validate=True), zlib.decompressobj()
+    try:
+        unpacked = unpacker.decompress(packed, checked.MAX_DOCUMENT + 1)
+    except zlib.error as error:
+        raise ValueError(f"the manifest cannot be decompressed: {error}") from error
+    if len(unpacked) <= checked.MAX_DOCUMENT and (not unpacker.eof or unpacker.unused_data):
+        raise ValueError("the compressed manifest ends too early or too late")
+    return unpacked
+
+
 def _manifest(fields: dict[str, Any], version: str) -> Manifest:
     def get(name: str) -> Any:
         return checked.member(fields, name)
 
-    masks = {name: _entry(entry) for name, entry in checked.mapping(get("masks"), most=MAX_MASKS).items()}
+    masks = {name: _entry(entry, version) for name, entry in checked.mapping(get("masks"), most=MAX_MASKS).items()}
     if unknown := {entry.codec for entry in masks.values()} - set(CODECS):
         raise UnsupportedVersionError(
             "this mask file uses a codec that this release does not know",
@@ -123,20 +149,28 @@ def _manifest(fields: dict[str, Any], version: str) -> Manifest:
     )
     if version == "1":
         return manifest
-    return dataclasses.replace(
+    manifest = dataclasses.replace(
         manifest,
         base_fingerprint=checked.optional(get("base_fingerprint"), checked.sha256),
         base_tensors=checked.optional(get("base_tensors"), checked.count),
         tables_fingerprint=checked.optional(get("tables_fingerprint"), checked.sha256),
         extensions=parse_extensions(get("extensions")),
     )
+    if not manifest.joined and any(entry.bytes is not None for entry in masks.values()):
+        raise ValueError("some masks are in one tensor, others have their own")
+    if NORM_CODES in manifest.extensions and (manifest.norm_fingerprint or not manifest.base_fingerprint):
+        raise ValueError("statistics are coded as steps from those of a base that nobody checks, or that it keeps")
+    return manifest
 
 
-def _entry(value: object) -> TensorEntry:
-    fields = checked.mapping(value, most=4)
+def _entry(value: object, version: str) -> TensorEntry:
+    fields = checked.mapping(value, most=4 if version == "1" else 5)
     shape = checked.items(checked.member(fields, "shape"), lambda side: checked.count(side, most=_MAX_WEIGHTS), most=64)
     bits, active = (checked.count(checked.member(fields, key)) for key in ("bits", "active"))
-    entry = TensorEntry(shape, bits, active, checked.text(checked.member(fields, "codec"), most=100))
+    length = None if version == "1" else checked.optional(fields.get("bytes"), checked.count)
+    entry = TensorEntry(shape, bits, active, checked.text(checked.member(fields, "codec"), most=100), length)
+    if length is not None and length > -(-bits // 8):
+        raise ValueError(f"a mask of {bits} bits is coded in {length} bytes")
     if not entry.active <= entry.bits <= math.prod(shape) < _MAX_WEIGHTS:
         raise ValueError(f"{entry.active} of {entry.bits} bits active in a tensor of shape {shape}"[:200])
     return entry

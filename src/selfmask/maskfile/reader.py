@@ -1,7 +1,8 @@
 """Reading mask files. Nothing is trusted: every size is checked before memory is asked for.
 
-A mask file is a safetensors file (`docs/format.md`): "mask.NAME" coded bits, "lzma" the stream that tensors of
-that codec share, "norm.NAME" batch-norm statistics, "head.NAME" an optional head, and a manifest as metadata.
+A mask file is a safetensors file (`docs/format.md`): "masks" coded bits ("mask.NAME" in earlier files), "lzma" the
+stream that tensors of that codec share, "norm.NAME" batch-norm statistics that are not coded, "head.NAME" an optional
+head, and a manifest as metadata.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ import torch
 from torch import Tensor
 
 from ..errors import BaseWarning, ConfigError, CorruptMaskFileError, RelativeMaskError, WrongBaseError
-from . import codecs
+from . import codecs, norm_codes
 from .container import Container, Source, Stored, open_container
-from .extensions import PREFIX, is_known, owner
+from .extensions import CODES, NORM_CODES, PREFIX, is_known, owner
 from .fingerprint import Fingerprints, State
-from .layout import SHARED, is_statistic, max_head, same_bits
+from .layout import MASKS, SHARED, is_statistic, max_head, same_bits
 from .manifest import FORMAT, Manifest, hashed_words, parse_manifest
 from .mask import Bits, PackedMask, weights_with_bits
 
@@ -46,6 +47,17 @@ class OpenedMask:
         words = hashed_words(FORMAT, self.manifest.version, self._container.metadata["manifest"])
         return self._container.read(words)
 
+    @property
+    def payloads(self) -> dict[str, bytes]:
+        """The coded mask of each tensor."""
+        masks = self.manifest.masks
+        if not self.manifest.joined:
+            return {name: _bytes(self.tensors[f"mask.{name}"]) for name in masks}
+        data, at, found = _bytes(self.tensors[MASKS]), 0, dict[str, bytes]()
+        for name in sorted(masks):
+            found[name] = data[at : (at := at + (masks[name].bytes or 0))]
+        return found
+
     def checked(self) -> OpenedMask:
         """Itself, with all checked that can be without the base."""
         _check_tensors(self.table, self.manifest, None)
@@ -61,9 +73,9 @@ class OpenedMask:
     def parts(self) -> dict[str, int]:
         """The bytes of the file and of each part of it."""
         parts = {"masks": 0, "norm": 0, "head": 0, "extensions": 0}
-        names = {"mask": "masks", SHARED: "masks", "ext": "extensions"}
+        names = {"mask": "masks", SHARED: "masks", "ext": "extensions", CODES: "norm"}
         for key, stored in self.table.items():
-            kind = key.partition(".")[0]
+            kind = key if key in names else key.partition(".")[0]
             parts[names.get(kind, kind)] += stored.nbytes
         return {"file": self._container.size, **parts, "words": self._container.size - sum(parts.values())}
 
@@ -98,7 +110,7 @@ def read_mask_file(
         manifest = opened.manifest
         _check_base(manifest, parameters, buffers, state, fingerprints)
         _check_tensors(opened.table, manifest, buffers)
-        tensors = opened.tensors
+        tensors, payloads = opened.tensors, opened.payloads
     _check_statistics(tensors)
     # In the order of the model, so that optimizers find the scores in the order they know.
     sizes = {name: manifest.masks[name].bits for name in parameters if name in manifest.masks}
@@ -110,7 +122,7 @@ def read_mask_file(
                 f"the mask of {name} has the wrong number of bits", expected=weight.numel(), found=sizes[name]
             )
     reference = _reference(manifest, sizes, references)
-    coded = {name: (manifest.masks[name].codec, _bytes(tensors[f"mask.{name}"])) for name in sizes}
+    coded = {name: (manifest.masks[name].codec, payloads[name]) for name in sizes}
     shared = _bytes(tensors[SHARED]) if SHARED in tensors else b""
     whole = {name: parameters[name] for name in sizes if name not in chosen}
     bits = codecs.decode((coded, shared), sizes, weights, members, fingerprints.known(whole))
@@ -121,11 +133,7 @@ def read_mask_file(
         sizes=sizes,
         shapes={name: entry.shape for name, entry in manifest.masks.items()},
         config=manifest.config,
-        norm={
-            name: tensors[f"norm.{name}"].to(buffer.device, buffer.dtype, copy=True)
-            for name, buffer in buffers.items()
-            if f"norm.{name}" in tensors
-        },
+        norm=_statistics(tensors, buffers),
         fingerprint=manifest.fingerprint,
         head={key.removeprefix("head."): value.clone() for key, value in tensors.items() if key.startswith("head.")},
         base_name=manifest.base_name,
@@ -136,7 +144,9 @@ def read_mask_file(
         base_fingerprint=manifest.base_fingerprint,
         base_tensors=manifest.base_tensors,
         tables_fingerprint=manifest.tables_fingerprint,
-        extensions={name: each for name, each in manifest.extensions.items() if is_known(name, each)},
+        extensions={
+            name: each for name, each in manifest.extensions.items() if is_known(name, each) and name != NORM_CODES
+        },
         chosen=chosen,
     )
     _check_mask(mask, manifest)
@@ -214,13 +224,17 @@ def _warn(manifest: Manifest, state: State, fingerprints: Fingerprints) -> None:
 
 def _check_tensors(stored: Mapping[str, Stored], manifest: Manifest, buffers: Mapping[str, Tensor] | None) -> None:
     """Every tensor of the file is one we expect, of the size we expect; without a base, as far as we can know."""
-    wanted = {f"mask.{name}" for name in manifest.masks}
+    wanted = {MASKS} if manifest.joined else {f"mask.{name}" for name in manifest.masks}
     if any(entry.codec == codecs.LZMA for entry in manifest.masks.values()):
         wanted.add(SHARED)
-    if buffers is not None and manifest.norm_fingerprint is None:
-        wanted |= {f"norm.{name}" for name in buffers}
+    statistics = {f"norm.{name}" for name in buffers or {}} if manifest.norm_fingerprint is None else set()
     optional = {key for key in stored if key.startswith("head.") or (buffers is None and key.startswith("norm."))}
-    optional |= {key for key in stored if owner(key) in manifest.extensions}
+    optional |= {key for key in stored if owner(key) in manifest.extensions and owner(key) != NORM_CODES}
+    if NORM_CODES in manifest.extensions:
+        wanted.add(CODES)
+        optional |= statistics
+    else:
+        wanted |= statistics
     if missing := sorted(wanted - set(stored)):
         raise CorruptMaskFileError(
             "tensors are missing from the file", expected=missing[0], found=f"{len(missing)} missing"
@@ -234,6 +248,14 @@ def _check_tensors(stored: Mapping[str, Stored], manifest: Manifest, buffers: Ma
 
     most = {f"mask.{name}": -(-entry.bits // 8) for name, entry in manifest.masks.items()}
     most[SHARED] = sum(most.values())
+    if manifest.joined:
+        most[MASKS] = sum(entry.bytes or 0 for entry in manifest.masks.values())
+        if stored[MASKS].nbytes != most[MASKS]:
+            raise CorruptMaskFileError(
+                "the masks have the wrong length", expected=most[MASKS], found=stored[MASKS].nbytes
+            )
+    if CODES in stored and buffers is not None:
+        most[CODES] = norm_codes.most_bytes(buffers, (name for name in buffers if f"norm.{name}" not in stored))
     for key, limit in most.items():
         part = stored.get(key, Stored("U8", (0,)))
         if part.dtype != "U8" or len(part.shape) != 1 or part.nbytes > limit:
@@ -251,7 +273,7 @@ def _check_tensors(stored: Mapping[str, Stored], manifest: Manifest, buffers: Ma
             )
     limit = max_head({name: entry.shape for name, entry in manifest.masks.items()})
     for what, prefix in (("head", "head."), ("extensions", PREFIX)):
-        size = sum(part.nbytes for key, part in stored.items() if key.startswith(prefix))
+        size = sum(part.nbytes for key, part in stored.items() if key.startswith(prefix) and key != CODES)
         if size > limit:
             raise CorruptMaskFileError(f"the {what} of the file is too large", expected=f"at most {limit}", found=size)
 
@@ -260,6 +282,16 @@ def _check_statistics(tensors: Mapping[str, Tensor]) -> None:
     for key, value in tensors.items():
         if key.startswith("norm.") and not is_statistic(key, value):
             raise CorruptMaskFileError("the file contains batch-norm statistics that no images have", found=key[:200])
+
+
+def _statistics(tensors: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Those that are stored as they are, and those that are coded."""
+    stored = {
+        name: tensors[f"norm.{name}"].to(buffer.device, buffer.dtype, copy=True)
+        for name, buffer in buffers.items()
+        if f"norm.{name}" in tensors
+    }
+    return norm_codes.decode(_bytes(tensors[CODES]), buffers, stored) if CODES in tensors else stored
 
 
 def _chosen(

@@ -12,34 +12,50 @@ from torch import Tensor
 
 from ..errors import ConfigError, MaskFileError, MaskWriteError, RelativeMaskError
 from ..files import write_atomically
-from . import codecs
+from . import codecs, norm_codes
 from .container import MAX_HEADER, MAX_TENSORS, PathLike, container_bytes
-from .layout import SHARED, is_statistic, max_head, same_bits
+from .extensions import CODES, NORM_CODES, Extension
+from .layout import MASKS, SHARED, is_statistic, max_head, same_bits
 from .manifest import FORMAT, MAX_MASKS, VERSION, Manifest, TensorEntry, hashed_words, parse_manifest
 from .mask import Bits, PackedMask, weights_with_bits
 
 
 def write_mask_file(
-    path: PathLike, mask: PackedMask, parameters: Mapping[str, Tensor], *, relative_to: PackedMask | None = None
+    path: PathLike,
+    mask: PackedMask,
+    parameters: Mapping[str, Tensor],
+    buffers: Mapping[str, Tensor] | None = None,
+    *,
+    relative_to: PackedMask | None = None,
 ) -> int:
     """Write a mask atomically; return the file's size. As for the rest, see `mask_file_bytes`."""
-    return write_atomically(Path(path), mask_file_bytes(mask, parameters, relative_to=relative_to), MaskWriteError)
+    data = mask_file_bytes(mask, parameters, buffers, relative_to=relative_to)
+    return write_atomically(Path(path), data, MaskWriteError)
 
 
 def mask_file_bytes(
-    mask: PackedMask, parameters: Mapping[str, Tensor], *, relative_to: PackedMask | None = None
+    mask: PackedMask,
+    parameters: Mapping[str, Tensor],
+    buffers: Mapping[str, Tensor] | None = None,
+    *,
+    relative_to: PackedMask | None = None,
 ) -> bytes:
     """The bytes of a mask's file; the same mask gives the same.
 
-    `parameters` are those of the base. Without them (they were converted) the file is larger, and as good.
+    `parameters` and `buffers`, the batch-norm statistics, are those of the base. Without them (they were converted) the
+    file is larger, and as good.
     """
     bits = mask.bits if relative_to is None else _difference(mask, relative_to)
     weights = weights_with_bits(parameters, mask.sizes, mask.chosen) if parameters else {}
     coded, shared = codecs.encode(bits, mask.sizes, weights)
-    tensors = {f"mask.{name}": _as_tensor(payload) for name, (_, payload) in coded.items()}
+    tensors = {MASKS: _as_tensor(b"".join(coded[name][1] for name in sorted(coded)))}
     if shared:
         tensors[SHARED] = _as_tensor(shared)
-    tensors |= {f"norm.{name}": _at_least_float32(value) for name, value in mask.norm.items()}
+    # Where nobody checks the base's statistics (a mask from a file of version 1), nothing can be told by them.
+    codes, few = norm_codes.encode(mask.norm, buffers) if buffers and mask.base_fingerprint else (b"", set[str]())
+    if few:
+        tensors[CODES] = _as_tensor(codes)
+    tensors |= {f"norm.{name}": _at_least_float32(value) for name, value in mask.norm.items() if name not in few}
     tensors |= {f"head.{name}": value.detach().cpu().contiguous().clone() for name, value in mask.head.items()}
     words = Manifest(
         creator=f"selfmask {version('selfmask')}",
@@ -48,8 +64,8 @@ def mask_file_bytes(
         preprocessing=mask.preprocessing,
         config=mask.config,
         masks={
-            name: TensorEntry(mask.shapes[name], mask.sizes[name], mask.active[name], codec)
-            for name, (codec, _) in coded.items()
+            name: TensorEntry(mask.shapes[name], mask.sizes[name], mask.active[name], codec, len(payload))
+            for name, (codec, payload) in coded.items()
         },
         mask_sha256=mask.sha256,
         relative_to=None if relative_to is None else relative_to.sha256,
@@ -59,10 +75,10 @@ def mask_file_bytes(
         base_fingerprint=mask.base_fingerprint,
         base_tensors=mask.base_tensors,
         tables_fingerprint=mask.tables_fingerprint,
-        extensions=mask.extensions,
+        extensions=mask.extensions | ({NORM_CODES: Extension(1, True)} if few else {}),
     )
     try:
-        metadata = {"format": FORMAT, "version": VERSION, "manifest": words.to_json()}
+        metadata = {"format": FORMAT, "version": VERSION, "manifest": words.to_text()}
         parse_manifest(metadata)
     except (MaskFileError, ValueError) as error:
         raise ConfigError(

@@ -13,12 +13,13 @@ from torch import Tensor, nn
 
 from ..errors import ConfigError, UnknownMaskError
 from ..maskfile import Fingerprints, Members, PackedMask, state_of
+from ..maskfile.norm_codes import rounded
 from ..preprocessing import Preprocessing
 from .config import MaskConfig
 from .expanding import EffectiveWeights
 from .locks import BaseLock, exclusive
 from .members import member_key, tensor_name
-from .norms import Anchor, can_be_anchored, norm_buffers, norm_layers
+from .norms import Anchor, can_be_anchored, norm_buffers, norm_layers, saved_statistics
 from .rules import write_mask
 from .scores import choose_fraction, initial_scores
 from .selection import tied_names
@@ -51,6 +52,7 @@ class Masks(nn.Module):
         self._progress = 0.0
         self._anchor: Anchor | None = None
         self._norm = nn.Module()  # our copy of the base's running statistics; they move with the scores
+        self._rounded: tuple[object, dict[str, Tensor]] = (None, {})  # what they were rounded from, and to
         self._packed: dict[str, PackedMask] = {}
         self._active: str | None = None
         self._fingerprints = Fingerprints()
@@ -157,6 +159,23 @@ class Masks(nn.Module):
             return {tensor_name(key): value for key, value in self._norm.named_buffers()}
         return self._packed[active].norm
 
+    def _kept_statistics(self, active: str) -> dict[str, Tensor]:
+        """The statistics that a file of a mask has, computed only when those of the trainable one changed."""
+        statistics = self._statistics(active)
+        if active != self._trained:
+            return statistics
+        tensors = (*statistics.values(), *norm_buffers(self.base).values())
+        key = self._converted, [(tensor.data_ptr(), tensor._version) for tensor in tensors]
+        if self._rounded[0] != key:
+            with torch.inference_mode(False), torch.no_grad():
+                self._rounded = key, statistics | self._as_in_files(statistics)
+        return self._rounded[1]
+
+    def _as_in_files(self, statistics: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Means and variances, rounded; on a base that was converted, files have them as they are."""
+        own = saved_statistics(norm_buffers(self.base))
+        return {} if self._converted else rounded(saved_statistics(statistics), own)
+
     def _require_active(self) -> str:
         if (active := self.active_mask) is None:
             raise ConfigError("no mask is active", todo="leave disable_mask(), or call set_mask(name)")
@@ -246,6 +265,9 @@ class Masks(nn.Module):
         hashed = self._hashed()
         if any(not value.is_meta and fn(value.new_zeros(1)).dtype != value.dtype for value in hashed.values()):
             self._fingerprints.of(hashed)  # of the weights that the masks are for, not of what they become
+            with torch.no_grad():
+                for name, value in (self._kept_statistics(DEFAULT) if self._trained else {}).items():
+                    self._norm.get_buffer(member_key(name)).copy_(value)
             self._converted = True
         digests = self._fingerprints.known(hashed)
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
@@ -278,7 +300,7 @@ class Masks(nn.Module):
         # Graphs can be neither copied nor sent to another process; they are made anew on the next call.
         digests = self._fingerprints.known(self._hashed())
         own = {name: value for name, value in self.__dict__.items() if name != "lock"}
-        return own | {"_effective": EffectiveWeights(), "_fingerprints": digests}
+        return own | {"_effective": EffectiveWeights(), "_rounded": (None, {}), "_fingerprints": digests}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state | {"_fingerprints": Fingerprints()})  # type: ignore[no-untyped-call]

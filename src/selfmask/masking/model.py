@@ -46,7 +46,8 @@ class MaskedModel(StoredMasks):
     """A base model run with `W * M / alpha` in place of `W`. Build one with `get_masked_model` or `from_pretrained`.
 
     The base is frozen and never written to: effective weights and batch-norm statistics replace its own only during a
-    call. `scores` are ordinary parameters. Masks loaded from files stay bit-packed.
+    call. `scores` are ordinary parameters. Masks loaded from files stay bit-packed. In eval mode, statistics are those
+    that a file of the mask has (`maskfile/norm_codes.py`), so that what is measured is what is saved.
 
     Threads may share it: calls wait for each other. `view` gives modules that run in parallel.
     """
@@ -114,8 +115,12 @@ class MaskedModel(StoredMasks):
     def _replacements(self) -> dict[str, Tensor]:
         """What the base gets instead of its own tensors for one call: effective weights and statistics."""
         active = self.active_mask
-        statistics = {} if active is None else self._statistics(self._known(active))
         own = active is not None and active == self._trained
+        statistics = {}
+        if active is not None:
+            statistics = (self._statistics if self.training else self._kept_statistics)(self._known(active))
+        if self.training:
+            self._rounded = None, {}  # layers write to them, and leave no trace of it
         if self.training and not (own and self._anchor is None):
             # Batch statistics may be used in train mode, but neither the base nor a loaded mask may change; and what
             # anchored layers see is not yet what they are to use.
@@ -178,17 +183,19 @@ class MaskedModel(StoredMasks):
         with torch.inference_mode(False), torch.no_grad():
             if active is None:
                 return view_of(self.base, {}, {})
-            return view_of(self.base, self._expanded(self._known(active)), self._statistics(active))
+            return view_of(self.base, self._expanded(self._known(active)), self._kept_statistics(active))
 
     @exclusive
     def merge_and_unload(self) -> nn.Module:
         """A copy of the base with the active mask merged into its weights: a plain module, independent of selfmask."""
         dense = copy.deepcopy(self.base)
-        replaced = {name: value.detach() for name, value in self._replacements().items()}
+        active = self.active_mask
+        weights = {} if active is None else self._effective_weights(self._known(active))
+        replaced = weights | ({} if active is None else self._kept_statistics(active))
         members = dict(dense.named_parameters(remove_duplicate=False)) | dict(dense.named_buffers())
         with torch.no_grad():
             for name, value in replaced.items():
-                members[name].copy_(value)
+                members[name].copy_(value.detach())
         for name, parameter in dense.named_parameters(remove_duplicate=False):
             parameter.requires_grad_(self._trainable[name])
         return dense
@@ -238,6 +245,8 @@ class MaskedModel(StoredMasks):
         with self.lock:
             if anchor is not None:
                 current |= anchor.in_evaluation(self.base, current)
+            if active != self._trained:  # which is rounded whenever it is used
+                current |= self._as_in_files(current)
             # Only now: an error on the way changes nothing.
             for name, value in self._statistics(self._known(active)).items():
                 value.copy_(current[name])

@@ -53,9 +53,10 @@ class StoredMasks(Masks):
         """The content of the file that `save_pretrained` writes, to be stored elsewhere."""
         mask = self.pack(head=head, notes=notes)
         reference = None if relative_to is None else self._resolve(relative_to)
-        # A converted base no longer has the weights by whose size readers tell the classes of weights.
-        parameters = {} if self._converted else self._weights(mask.sizes)
-        return mask_file_bytes(mask, parameters, relative_to=reference)
+        if self._converted:  # it no longer has the weights and statistics that readers decode with
+            return mask_file_bytes(mask, {}, relative_to=reference)
+        own = saved_statistics(norm_buffers(self.base))
+        return mask_file_bytes(mask, self._weights(mask.sizes), own, relative_to=reference)
 
     @exclusive
     def load_mask(self, path: MaskSource, name: str, *, relative_to: MaskSource | None = None) -> None:
@@ -79,7 +80,7 @@ class StoredMasks(Masks):
         for name, flat in self.masks():
             bits[name], sizes[name] = pack_bits(flat), flat.numel()
         weights = self._weights(bits)
-        statistics = saved_statistics(self._statistics(active))
+        statistics = saved_statistics(self._kept_statistics(active))
         own = saved_statistics(norm_buffers(self.base))
         frozen = self.config.norm == "frozen"
         state = state_of(self.base)
