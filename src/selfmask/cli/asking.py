@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Generic, TypeVar
 
-import click
 import typer
 
 from ..data.images import MAX_PIXELS
@@ -34,21 +33,22 @@ ConfigOption = Annotated[
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
 
 
-FILE = click.Path()
 _RUNNING = "Running"  # the panel of options that are seldom needed
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Names:
-    """What a run is about, besides its settings; a run folder keeps it. What is annotated can be given as an option."""
+    """What a run is about, besides its settings; a run folder keeps it. What is annotated can be given as an option.
+
+    A type at the end of an annotation is that of the option, if it is another.
+    """
 
     images: str | None = None
     backbone: Annotated[
         str | None, typer.Option(help="Name of the backbone; see `selfmask backbones`.", show_default="resnet50")
     ] = "resnet50"
     weights: Annotated[
-        str | None,
-        typer.Option(help="File with the backbone's weights.", rich_help_panel=_RUNNING, click_type=FILE),
+        str | None, typer.Option(help="File with the backbone's weights.", rich_help_panel=_RUNNING), Path
     ] = None
     preset: str | None = "fast"
     max_bad: Annotated[

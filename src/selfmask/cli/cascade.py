@@ -17,7 +17,7 @@ from ..commands.cascade.config import CascadeConfig
 from ..files import RunFile
 from . import options
 from .adapt import VIEW_SIZES
-from .asking import FILE, Asked, ConfigOption, JsonOption, LearnNames, ResumeOption, ask, of_run
+from .asking import Asked, ConfigOption, JsonOption, LearnNames, ResumeOption, ask, of_run
 from .console import Console, print_json
 from .options import Given, Verb
 
@@ -33,9 +33,8 @@ class CascadeNames(LearnNames):
 
     dispatcher: Annotated[
         str | None,
-        typer.Option(
-            help="Run folder or mask file to use as the dispatcher, instead of adapting one.", click_type=FILE
-        ),
+        typer.Option(help="Run folder or mask file to use as the dispatcher, instead of adapting one."),
+        Path,
     ] = None
     workers: Annotated[
         int,

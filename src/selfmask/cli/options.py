@@ -144,8 +144,8 @@ def _names(names: type) -> Iterator[inspect.Parameter]:
     """Those that can be given as options: None unless the user gives one."""
     for name, hint in get_type_hints(names, include_extras=True).items():
         if get_origin(hint) is Annotated:
-            kind, *option = get_args(hint)
-            annotation: Any = Annotated[kind | None, *option]  # type: ignore[valid-type]
+            kind, option, *other = get_args(hint)
+            annotation: Any = Annotated[(other or [kind])[0] | None, option]
             yield inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
