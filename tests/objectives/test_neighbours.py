@@ -109,7 +109,8 @@ def test_a_resumed_run_has_the_same_neighbours_and_does_not_find_them_twice() ->
     other = objective(own=torch.full((IMAGES, FEATURES), torch.nan), refreshes=2)  # asking it would show
     other.load_state_dict(one.state_dict())
     other.before_step(backbone(), 0.7)
-    assert torch.equal(other.near, one.near) and torch.equal(other.bank, one.bank)
+    assert torch.equal(other.near, one.near)
+    assert torch.equal(other.bank, one.bank)
     assert set(one.state_dict()) == {"projector.weight", "projector.bias", "bank", "near", "done"}
 
 

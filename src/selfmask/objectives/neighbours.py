@@ -82,9 +82,7 @@ class Neighbours(Objective):
     near: Tensor
     done: Tensor
 
-    def __init__(
-        self, frozen: Tensor, config: NeighboursConfig, *, own: Callable[[], Tensor], refreshes: int
-    ) -> None:
+    def __init__(self, frozen: Tensor, config: NeighboursConfig, *, own: Callable[[], Tensor], refreshes: int) -> None:
         super().__init__()
         self.config, self._own, self._refreshes = config, own, refreshes
         if len(frozen) <= config.neighbours:
