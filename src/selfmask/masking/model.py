@@ -31,6 +31,7 @@ from ..maskfile import (
 from ..preprocessing import Preprocessing, of_file
 from .config import MaskConfig
 from .effective import EffectiveWeight, apply_mask_, count_ones, inverse_alpha, unpack_mask_
+from .layers import layers_of
 from .locks import BaseLock, exclusive
 from .members import member_key, tensor_name
 from .norms import Anchor, can_be_anchored, momentum_of, norm_buffers, norm_layers, saved_statistics
@@ -118,6 +119,11 @@ class MaskedModel(nn.Module):
             int(self._chosen[name].sum()) if name in self._chosen else score.numel()
             for name, score in self._named_scores().items()
         )
+
+    def layers(self) -> list[list[nn.Parameter]]:
+        """The scores, in groups that make up one layer each, as `layers_of` tells."""
+        scores = self._named_scores()
+        return [[scores[name] for name in names] for names in layers_of(scores)]
 
     @exclusive
     def sparsity(self) -> dict[str, float]:

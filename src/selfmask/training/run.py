@@ -260,13 +260,19 @@ def decoded(images: Images, size: int, max_bad: float, display: Display, folder:
 def score_group(masked: MaskedModel, config: RunConfig, lr: float, steps: int, start: float = 0.0) -> ParameterGroup:
     """The scores of a mask. They never decay, and begin to learn after the share `start` of the run."""
     rate = score_rate(masked, lr, config.momentum, steps) if config.per_tensor else lr
-    return ParameterGroup(list(masked.scores.parameters()), rate, per_tensor=config.per_tensor, start=start)
+    return ParameterGroup(
+        list(masked.scores.parameters()),
+        rate,
+        per_tensor=config.per_tensor,
+        start=start,
+        together=masked.layers(),
+    )
 
 
 def score_rate(masked: MaskedModel, distance: float, momentum: float, steps: int) -> float:
     """The learning rate at its highest, if the scores of all layers together are to travel a distance in a run."""
-    # The more layers carry a mask, the less each may change.
-    layers = max(1, sum(score.dim() > 1 for score in masked.scores.parameters()))
+    # The more layers carry a mask, the less each may change; a layer counts once, into however many tensors it is cut.
+    layers = max(1, sum(any(score.dim() > 1 for score in layer) for layer in masked.layers()))
     # A cosine has half its height on average, and momentum adds up to 1 / (1 - momentum) times the gradient.
     return distance / layers * (1 - momentum) / (0.5 * steps)
 
