@@ -34,7 +34,7 @@ from .effective import EffectiveWeight, apply_mask_, count_ones, inverse_alpha, 
 from .layers import layers_of
 from .locks import BaseLock, exclusive
 from .members import member_key, tensor_name
-from .norms import Anchor, can_be_anchored, momentum_of, norm_buffers, norm_layers, saved_statistics
+from .norms import Anchor, can_be_anchored, momentum_of, norm_buffers, norm_layers, saved_statistics, set_norm_modes
 from .rules import write_mask
 from .scores import choose_fraction, initial_scores
 from .selection import select_parameters, tied_names
@@ -168,9 +168,8 @@ class MaskedModel(nn.Module):
     @exclusive
     def train(self, mode: bool = True) -> MaskedModel:
         super().train(mode)
-        if mode and self.config.norm in ("frozen", "anchored"):
-            for layer in norm_layers(self.base).values():
-                layer.train(self.config.norm == "anchored" and can_be_anchored(layer))
+        if mode:
+            set_norm_modes(self.base, self.config.norm)
         return self
 
     @exclusive

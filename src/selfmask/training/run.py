@@ -201,9 +201,9 @@ def run(
                 else None
             )
         )
-        masked = learner.masked
-        if masked is not None and masked.config.norm == "anchored":
-            masked.anchor(current.reference)
+        beside = learner.beside
+        if beside is not None and beside.config.norm == "anchored":
+            beside.anchor(current.reference)
         current.objective = objective = recipe.objective(current).to(processes.device)
         groups = recipe.groups(current, objective)
         current.guard = guard = recipe.guard(current)
@@ -219,8 +219,8 @@ def run(
         if same is not None and not store.cached:  # images were read all the time
             same.check()
         # With a guard, the best point has its statistics already.
-        if masked is not None and guard is None and masked.config.norm in ("anchored", "recalibrate"):
-            masked.recalibrate(current.reference)
+        if beside is not None and guard is None and beside.config.norm in ("anchored", "recalibrate"):
+            beside.recalibrate(current.reference)
         current.learner = learner = recipe.settled(current)
         learner.model.eval()
         objective.eval()
