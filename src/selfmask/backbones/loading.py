@@ -58,10 +58,14 @@ def load_backbone(
     _check_shapes(outline, shapes or {}, name)
     width = output_width(outline, recipe, name)
     with torch.random.fork_rng(devices=[]):
+    preprocessing, (whole, at) = recipe.preprocessing, divided(name)
         torch.manual_seed(_SEED)
-        model, note = _with_weights(name, recipe, None if weights is None else Path(weights), pretrained)
+    if at is not None:
+        outline = cut(outline, at, whole, max(preprocessing.size))
+        model, note = _with_weights(whole, recipe, None if weights is None else Path(weights), pretrained)
     model = model.float().eval()
-    preprocessing = recipe.preprocessing
+    if at is not None:
+        model = cut(model, at, whole, max(preprocessing.size)).eval()
     # As timm does it, so that whoever meets the network alone (a mask of it, say) knows its name and preparation.
     model.pretrained_cfg = {  # type: ignore[assignment]
         "architecture": name,
@@ -100,7 +104,8 @@ def _check_shapes(outline: nn.Module, shapes: Mapping[str, tuple[int, ...]], nam
 
 
 def resolve(name: str) -> Recipe:
-    """What the name stands for; nothing is built, and no weights are downloaded or read."""
+    """What the name stands for, uncut; nothing is built, and no weights are downloaded or read."""
+    name = divided(name)[0]
     if (pinned := _PIN.fullmatch(name)) is not None:
         recipe = resolve(pinned[1])
         if pinned[2]:
@@ -131,6 +136,12 @@ def unpinned(name: str) -> str:
     return name if pinned is None else pinned[1]
 
 
+def divided(name: str) -> tuple[str, str | None]:
+    """The name of the whole network, and the module that it is cut at, if it is."""
+    whole, _, at = name.partition("#")
+    return whole, at or None
+
+
 def closest(name: str, known: list[str]) -> list[str]:
     """The known names most like this one, best first."""
     by_lower = {candidate.lower(): candidate for candidate in known}
@@ -155,6 +166,8 @@ def output_width(model: nn.Module, recipe: Recipe, name: str) -> int:
             f"{name} cannot serve as a backbone",
             expected="one vector per image",
             found=f"a {type(output).__name__} of shape {tuple(getattr(output, 'shape', ()))}",
+        if not hasattr(model, "num_features"):
+            raise
             todo="choose another; in Python, wrap the model so that it returns one vector per image",
         )
     return output.shape[1]
@@ -186,8 +199,8 @@ def check_weights(recipe: Recipe, path: Path, name: str) -> None:
 
 def _tiny() -> Recipe:
     def load(path: Path) -> nn.Module:
-        model = tiny.TinyResNet()
-        load_weights(model, path, TINY)
+        model = network()
+        load_weights(model, path, name)
         return model
 
     todo = "install the package again; or train them: `selfmask pretrain`; or pass a file as --weights"

@@ -15,6 +15,7 @@ from . import options
 from .asking import (
     BackboneOption,
     ConfigOption,
+    FeaturesOption,
     ImagesArgument,
     JsonOption,
     LearnNames,
@@ -64,6 +65,7 @@ def adapt(
     resume: ResumeOption = None,
     config: ConfigOption = None,
     as_json: JsonOption = False,
+    features: FeaturesOption = None,
     weights: WeightsOption = None,
     max_bad: MaxBadOption = None,
     max_pixels: MaxPixelsOption = None,
@@ -89,6 +91,7 @@ def adapt(
     given: dict[str, Any] = {
         "images": images,
         "backbone": backbone,
+        "features": features,
         "weights": weights,
         "preset": preset,
         "max_bad": max_bad,

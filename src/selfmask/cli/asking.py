@@ -30,6 +30,15 @@ LabelledArgument = Annotated[
 BackboneOption = Annotated[
     str | None, typer.Option(help="Name of the backbone; see `selfmask backbones`.", show_default="resnet50")
 ]
+FeaturesOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="MODULE",
+        help="Cut the backbone at this module, stages.2 for instance: its output, averaged over places or tokens, is "
+        "the vector, and what lies behind is not used. Short for --backbone NAME#MODULE.",
+        rich_help_panel="Running",
+    ),
+]
 ResumeOption = Annotated[
     Path | None, typer.Option(metavar="RUN", help="Continue the run in this folder exactly; no other option is needed.")
 ]
@@ -155,6 +164,10 @@ def ask(
     given: names as options; those that are None were not given.
     """
     own = {name: str(value) if isinstance(value, Path) else value for name, value in given.items() if value is not None}
+    if (features := own.pop("features", None)) is not None:  # part of the name: all that is written keeps that
+        if "backbone" not in own:
+            raise ConfigError("--features needs the name of the backbone that it cuts", todo="name it: --backbone NAME")
+        own["backbone"] = f"{own['backbone']}#{features}"
     marks: dict[tuple[str, ...], str] = {(name,): f"--{name.replace('_', '-')}" for name in own}
     marks |= {("images",): "the argument", ("class_names",): "--classes", ("templates",): "--template"}
     options = _Source(_resolved(typed(names, own)), settings.tree, Where("", {**marks, **settings.marks}))

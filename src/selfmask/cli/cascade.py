@@ -21,6 +21,7 @@ from .asking import (
     Asked,
     BackboneOption,
     ConfigOption,
+    FeaturesOption,
     ImagesArgument,
     JsonOption,
     LearnNames,
@@ -115,6 +116,7 @@ def run(
     resume: ResumeOption = None,
     config: ConfigOption = None,
     as_json: JsonOption = False,
+    features: FeaturesOption = None,
     weights: WeightsOption = None,
     max_bad: MaxBadOption = None,
     max_pixels: MaxPixelsOption = None,
@@ -138,6 +140,7 @@ def run(
     given: dict[str, Any] = {
         "images": images,
         "backbone": backbone,
+        "features": features,
         "weights": weights,
         "preset": preset,
         "max_bad": max_bad,

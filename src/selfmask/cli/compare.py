@@ -18,6 +18,7 @@ from .adapt import VIEW_SIZES
 from .asking import (
     BackboneOption,
     ConfigOption,
+    FeaturesOption,
     JsonOption,
     LabelledArgument,
     MaxBadOption,
@@ -30,10 +31,10 @@ from .asking import (
 from .console import Console, print_json
 from .options import Given, Verb
 
-_CELL = "each cell has its own"
 if TYPE_CHECKING:
     from ..backbones import Backbone
 
+_CELL = "each cell has its own"
 VERB = Verb(
     name="compare",
     config=CompareConfig,
@@ -70,6 +71,7 @@ def compare(
     resume: ResumeOption = None,
     config: ConfigOption = None,
     as_json: JsonOption = False,
+    features: FeaturesOption = None,
     weights: WeightsOption = None,
     max_bad: MaxBadOption = None,
     max_pixels: MaxPixelsOption = None,
@@ -99,6 +101,7 @@ def compare(
     given: dict[str, Any] = {
         "images": images,
         "backbone": backbone,
+        "features": features,
         "weights": weights,
         "preset": preset,
         "max_bad": max_bad,

@@ -18,6 +18,7 @@ from .adapt import VIEW_SIZES
 from .asking import (
     BackboneOption,
     ConfigOption,
+    FeaturesOption,
     JsonOption,
     LabelledArgument,
     MaxBadOption,
@@ -76,6 +77,7 @@ def train(
     resume: ResumeOption = None,
     config: ConfigOption = None,
     as_json: JsonOption = False,
+    features: FeaturesOption = None,
     weights: WeightsOption = None,
     max_bad: MaxBadOption = None,
     max_pixels: MaxPixelsOption = None,
@@ -101,6 +103,7 @@ def train(
     given: dict[str, Any] = {
         "images": images,
         "backbone": backbone,
+        "features": features,
         "weights": weights,
         "preset": preset,
         "max_bad": max_bad,
