@@ -29,7 +29,7 @@ VERB = Verb(
     name="pretrain",
     config=PretrainConfig,
     start=lambda *_: PretrainConfig(),
-    everyday=("labels", "epochs", "steps", "batch_size", "lr", "seed"),
+    everyday=("network", "labels", "epochs", "steps", "batch_size", "lr", "seed"),
     not_options={
         **{f"mask.{name}": "all weights learn, and none is masked" for name in hints_of(MaskConfig)},
         "per_tensor": "it is for the scores of a mask",
@@ -45,7 +45,7 @@ def command() -> Callable[..., None]:
 
 def pretrain(
     images: ImagesArgument = None,
-    out: Annotated[Path | None, typer.Option(help="Run folder.", show_default="runs/NAME-OF-IMAGES-tiny")] = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder.", show_default="runs/NAME-OF-IMAGES-NETWORK")] = None,
     split: SplitOption = None,
     resume: ResumeOption = None,
     config: ConfigOption = None,
@@ -54,20 +54,21 @@ def pretrain(
     *,
     settings: Given,
 ) -> None:
-    """Train the network behind `selfmask/tiny` from random weights, with the training loop used for masks.
+    """Train a network of this package from random weights, with the training loop used for masks.
 
-    Use the file it writes, tiny.safetensors, with --backbone selfmask/tiny --weights FILE.
+    Use the file it writes with its name: --backbone selfmask/tiny --weights tiny.safetensors, or --backbone
+    selfmask/vit --weights vit.safetensors.
     """
     from ..commands.pretrain import pretrain as run
     from .display import ConsoleDisplay
 
-    given: dict[str, Any] = {"images": images, "max_bad": max_bad, "backbone": "selfmask/tiny"}
+    given: dict[str, Any] = {"images": images, "max_bad": max_bad}
     given |= {"split": split, "max_pixels": max_pixels}
     asked = ask(VERB, LearnNames, given, settings, out=out, resume=resume, config=config)
     console = Console()
     file = run(
         asked.images,
-        asked.folder("-tiny"),
+        asked.folder(f"-{asked.config.network}"),
         asked.config,
         resume=asked.resume,
         about=asked.about,
