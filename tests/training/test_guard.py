@@ -236,7 +236,7 @@ def test_a_rule_that_starts_with_weights_off_falls_back_to_the_frozen_backbone(t
 def test_a_rule_that_starts_with_weights_off_is_kept_where_it_is_better(monkeypatch: pytest.MonkeyPatch) -> None:
     """And its start, far below the frozen backbone, is not taken for something that was lost."""
     qualities = iter([0.1, 0.5, 0.2, 0.4, 0.6, 0.55])  # the start, the frozen backbone, then every step
-    monkeypatch.setattr("selfmask.training.quality.Quality.__call__", lambda _: scores(next(qualities), 7, 40))
+    monkeypatch.setattr("selfmask.training.quality.Quality._measured", lambda *_: scores(next(qualities), 7, 40))
     topk = MaskConfig(rule="topk", active_share=0.5)
     result = run(config(steps=4, log_every=1, quality_every=1, gate=True, mask=topk))
     assert (result.result["kept"], result.result["best_step"]) == ("mask", 3)

@@ -7,8 +7,8 @@ import importlib.util
 from fnmatch import fnmatchcase
 
 from ..errors import NotABackboneError, UnknownBackboneError
-from . import clip, publishers, timm_models, transformers_clip
-from .loading import TINY, closest, output_width, resolve, without_weights
+from . import clip, publishers, timm_models, transformers_clip, vit
+from .loading import TINY, VIT, closest, output_width, resolve, without_weights
 
 LIMIT = 30
 """So many are looked at closely; each takes a tenth of a second or more."""
@@ -56,7 +56,7 @@ def names(pattern: str | None = None) -> list[str]:
     All have published weights; other architectures of timm, and other CLIPs of the hub, can be named too. Without a
     pattern: ours, a dozen that are well known, and those whose weights are on this machine.
     """
-    ours = [TINY, *publishers.names()]
+    ours = [TINY, *([VIT] if vit.WEIGHTS.is_file() else []), *publishers.names()]
     if pattern is None:
         return list(dict.fromkeys([*ours, *_WELL_KNOWN, *timm_models.names_here()]))
     known = [*ours, *timm_models.names()]

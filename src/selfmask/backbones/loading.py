@@ -7,18 +7,20 @@ import difflib
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from types import ModuleType
 
 import torch
 from torch import nn
 
 from ..errors import NotABackboneError, UnknownBackboneError, WeightsUnavailableError, WrongBaseError
 from ..preprocessing import Preprocessing
-from . import clip, publishers, timm_models, tiny, transformers_clip
+from . import clip, publishers, timm_models, tiny, transformers_clip, vit
+from .cut import cut
 from .recipe import Recipe
 from .sources import HubFile, InstalledFile, check_sha256, fetch
 from .weights import load_weights
 
-TINY = "selfmask/tiny"
+TINY, VIT = "selfmask/tiny", "selfmask/vit"
 _SEED = 0
 _PIN = re.compile(r"(.+)@(?:sha256:([0-9a-f]{64})|([0-9a-f]{40}))")
 
@@ -47,21 +49,27 @@ def load_backbone(
     """The backbone of that name with its published weights, with those of a file, or with random ones.
 
     `name` is any name of timm (`resnet50`, `vit_small_patch16_224.dino`), `swav/resnet50`, `dino/resnet50`,
-    `open_clip/ARCH`, `open_clip/ARCH:TAG`, `transformers/FOLDER`, `transformers/OWNER/NAME` or `selfmask/tiny`; with
-    `@sha256:HASH` behind it, only a file of weights with that hash will do, with `@COMMIT`, that of the hub.
+    `open_clip/ARCH`, `open_clip/ARCH:TAG`, `transformers/FOLDER`, `transformers/OWNER/NAME`, `selfmask/tiny` or
+    `selfmask/vit`; with
+    `@sha256:HASH` behind it, only a file of weights with that hash will do, with `@COMMIT`, that of the hub. With
+    `#MODULE` behind all that, the network is cut there: the output of that module, pooled, is the vector (`Cut`).
     `weights` is a .safetensors, .pt or .pth file; code in it is never run. Published weights that are not on this
     machine are downloaded; random ones are always the same. `shapes` are tensors that it must have: a network without
     them is refused before anything is downloaded, read or given memory.
     """
     recipe = resolve(name)
+    preprocessing, (whole, at) = recipe.preprocessing, divided(name)
     outline = without_weights(recipe)
+    if at is not None:
+        outline = cut(outline, at, whole, max(preprocessing.size))
     _check_shapes(outline, shapes or {}, name)
     width = output_width(outline, recipe, name)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(_SEED)
-        model, note = _with_weights(name, recipe, None if weights is None else Path(weights), pretrained)
+        model, note = _with_weights(whole, recipe, None if weights is None else Path(weights), pretrained)
     model = model.float().eval()
-    preprocessing = recipe.preprocessing
+    if at is not None:
+        model = cut(model, at, whole, max(preprocessing.size)).eval()
     # As timm does it, so that whoever meets the network alone (a mask of it, say) knows its name and preparation.
     model.pretrained_cfg = {  # type: ignore[assignment]
         "architecture": name,
@@ -100,7 +108,8 @@ def _check_shapes(outline: nn.Module, shapes: Mapping[str, tuple[int, ...]], nam
 
 
 def resolve(name: str) -> Recipe:
-    """What the name stands for; nothing is built, and no weights are downloaded or read."""
+    """What the name stands for, uncut; nothing is built, and no weights are downloaded or read."""
+    name = divided(name)[0]
     if (pinned := _PIN.fullmatch(name)) is not None:
         recipe = resolve(pinned[1])
         if pinned[2]:
@@ -111,18 +120,26 @@ def resolve(name: str) -> Recipe:
                 todo=f"give their hash instead: {pinned[1]}@sha256:HASH",
             )
         return dataclasses.replace(recipe, source=dataclasses.replace(recipe.source, revision=pinned[3]))
-    if name == TINY:
-        return _tiny()
+    if name in _OURS:
+        return _ours(name)
     found = publishers.resolve(name) or clip.resolve(name) or transformers_clip.resolve(name)
     found = found or timm_models.resolve(name)
     if found is not None:
         return found
-    known = clip.all_names() if name.startswith(clip.PREFIX) else [TINY, *publishers.names(), *timm_models.all_names()]
+    known = (
+        clip.all_names() if name.startswith(clip.PREFIX) else [*_OURS, *publishers.names(), *timm_models.all_names()]
+    )
     raise UnknownBackboneError(
         f"there is no backbone {name!r}",
         expected=f"a name such as {', '.join(closest(name, known) or known[:3])}",
         todo="list names with `selfmask backbones PATTERN`",
     )
+
+
+def divided(name: str) -> tuple[str, str | None]:
+    """The name of the whole network, and the module that it is cut at, if it is."""
+    whole, _, at = name.partition("#")
+    return whole, at or None
 
 
 def unpinned(name: str) -> str:
@@ -149,6 +166,8 @@ def output_width(model: nn.Module, recipe: Recipe, name: str) -> int:
         with torch.no_grad(), torch.device("meta"):
             output = model(torch.empty(2, 3, *recipe.preprocessing.size))
     except RuntimeError:  # the rare network that looks at the values on its way
+        if not hasattr(model, "num_features"):
+            raise
         return int(model.num_features)  # type: ignore[arg-type]
     if not isinstance(output, torch.Tensor) or output.ndim != 2 or not output.shape[1]:
         raise NotABackboneError(
@@ -184,11 +203,18 @@ def check_weights(recipe: Recipe, path: Path, name: str) -> None:
         check_sha256(path, recipe.sha256, name)
 
 
-def _tiny() -> Recipe:
+_OURS: Mapping[str, tuple[ModuleType, type[nn.Module]]] = {TINY: (tiny, tiny.TinyResNet), VIT: (vit, vit.SmallViT)}
+"""Networks of this package, and the modules that say where their weights are."""
+
+
+def _ours(name: str) -> Recipe:
+    module, network = _OURS[name]
+
     def load(path: Path) -> nn.Module:
-        model = tiny.TinyResNet()
-        load_weights(model, path, TINY)
+        model = network()
+        load_weights(model, path, name)
         return model
 
-    todo = "install the package again; or train them: `selfmask pretrain`; or pass a file as --weights"
-    return Recipe(tiny.TinyResNet, tiny.PREPROCESSING, InstalledFile(tiny.WEIGHTS, todo), load)
+    how = "`selfmask pretrain`" if name == TINY else "`selfmask pretrain cifar10 --network vit`"
+    todo = f"install the package again; or train them: {how}; or pass a file as --weights"
+    return Recipe(network, tiny.PREPROCESSING, InstalledFile(module.WEIGHTS, todo), load)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -91,7 +92,42 @@ def _source(config: Any) -> Source | None:
 def _translator(model: nn.Module) -> Callable[[StateDict], StateDict] | None:
     """timm keeps, beside each family of networks, what maps the names in its publishers' files."""
     convert = getattr(sys.modules[type(model).__module__], "checkpoint_filter_fn", None)
-    return None if convert is None else lambda tensors: dict(convert(tensors, model))
+    if convert is None:
+        return None
+    ours = _TRANSLATORS.get(type(model).__name__, dict)
+    return lambda tensors: dict(convert(ours(tensors), model))
+
+
+# Where the names that TinyViT was published under, which other projects kept, differ from timm's.
+_TINY_VIT = (
+    (r"^image_encoder\.", ""),  # of a MobileSAM
+    (r"\.c\.", ".conv."),
+    (r"^patch_embed\.seq\.0\.", "patch_embed.conv1."),
+    (r"^patch_embed\.seq\.2\.", "patch_embed.conv2."),
+    (r"^norm_head\.", "head.norm."),
+    (r"^head\.(weight|bias)$", r"head.fc.\1"),
+)
+_TINY_VIT_STAGE = re.compile(r"^layers\.(\d+)\.(downsample\.)?")
+
+
+def _of_tiny_vit(tensors: StateDict) -> StateDict:
+    """A TinyViT as its authors named it, alone or as the image encoder of a MobileSAM, by timm's names.
+
+    There, each stage ends with the downsampling that timm's next one begins with.
+    """
+    found = {}
+    for name, value in tensors.items():
+        for old, new in _TINY_VIT:
+            name = re.sub(old, new, name)
+        if match := _TINY_VIT_STAGE.match(name):
+            stage, rest = int(match[1]) + (match[2] is not None), name[match.end() :]
+            name = f"stages.{stage}.{match[2] or ''}{rest}"
+        found[name] = value
+    return found
+
+
+_TRANSLATORS = {"TinyVit": _of_tiny_vit}
+"""By class of network: what timm does not map."""
 
 
 def _lite0_package() -> InstalledFile | None:

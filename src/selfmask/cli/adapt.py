@@ -11,6 +11,7 @@ from rich.table import Table
 
 from ..commands.adapt import PRESETS, AdaptConfig
 from ..evaluation.rows import as_table
+from ..files import RunFile
 from . import options
 from .asking import ConfigOption, JsonOption, LearnNames, ResumeOption, ask
 from .console import Console, print_json
@@ -29,7 +30,7 @@ VERB = Verb(
     config=AdaptConfig,
     start=lambda preset, _: AdaptConfig.preset(preset),
     presets=tuple(PRESETS),
-    everyday=("budget", "steps", "epochs", "size", "batch_size", "seed", "gate"),
+    everyday=("method", "budget", "steps", "epochs", "size", "batch_size", "seed", "gate"),
     not_options=VIEW_SIZES,
 )
 
@@ -53,7 +54,8 @@ def adapt(
 
     Writes mask.smn, map.safetensors, report.html, result.json and a log to the run folder. Ctrl-C saves the run;
     --resume continues it to a bit-identical result. If nothing better than the frozen backbone was found, the mask
-    leaves all weights on and the exit code is 3.
+    leaves all weights on and the exit code is 3. Other methods train weights instead, without labels too, and write
+    tuned.safetensors.
 
     Examples:  selfmask adapt photos/ --backbone resnet50 --budget 20m
     selfmask adapt --resume runs/photos
@@ -116,16 +118,22 @@ def show(console: Console, folder: Path, result: dict[str, Any]) -> None:
     table = Table("", "frozen", "adapted", title="Before and after", title_justify="left")
     if "quality_after" in result:
         table.add_row("quality (without labels)", *(f"{result[f'quality_{side}']:.3f}" for side in ("before", "after")))
-    table.add_row("bytes", f"{result['base_bytes']:,}", f"{result['mask_bytes']:,} (the mask)")
+    method, is_mask = result["method"], "mask_bytes" in result
+    size = f"{result['mask_bytes']:,} (the mask)" if is_mask else f"{result['bytes']:,} ({method})"
+    table.add_row("bytes", f"{result['base_bytes']:,}", size)
     console.print(table)
-    lines = [f"{result['active']:.2%} of the weights are active; {result['steps']} steps, {result['seconds']:.0f} s"]
+    lines = [f"{result['steps']} steps, {result['seconds']:.0f} s"]
+    if is_mask:
+        lines[0] = f"{result['active']:.2%} of the weights are active; {lines[0]}"
     if result.get("kept") == "identity":
-        lines.insert(0, "Nothing better than the frozen backbone was found: the mask leaves all weights on.")
+        what = "the mask leaves all weights on" if is_mask else "the file changes nothing in it"
+        lines.insert(0, f"Nothing better than the frozen backbone was found: {what}.")
     for trouble in result.get("troubles", ()):
         lines.append(f"step {trouble['step']}: {trouble['trouble']}; {trouble['answer']}")
     if result["bad_images"]:
         lines.append(f"{result['bad_images']} images could not be read: {folder}/bad_images.json")
     if result.get("map_bytes"):
-        lines.append(f"map:    {folder}/map.safetensors (to whiten vectors: selfmask embed --whiten auto)")
-    lines += [f"mask:   {folder}/mask.smn", f"report: {folder}/report.html"]
+        lines.append(f"map:    {folder}/{RunFile.MAP} (to whiten vectors: selfmask embed --whiten auto)")
+    file = RunFile.MASK if is_mask else RunFile.TUNED
+    lines += [f"{'mask' if is_mask else 'file'}:   {folder}/{file}", f"report: {folder}/report.html"]
     console.say(*lines)

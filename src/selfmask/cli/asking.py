@@ -47,6 +47,15 @@ class Names:
     backbone: Annotated[
         str | None, typer.Option(help="Name of the backbone; see `selfmask backbones`.", show_default="resnet50")
     ] = "resnet50"
+    features: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODULE",
+            help="Cut the backbone at this module, stages.2 for instance: its output, averaged over places or tokens, "
+            "is the vector, and what lies behind is not used. Short for --backbone NAME#MODULE.",
+            rich_help_panel=_RUNNING,
+        ),
+    ] = None
     weights: Annotated[
         str | None, typer.Option(help="File with the backbone's weights.", rich_help_panel=_RUNNING), Path
     ] = None
@@ -148,7 +157,9 @@ class Asked(Generic[N, C]):
     @property
     def about(self) -> dict[str, Any]:
         """What the run folder should keep, to be continued from it alone."""
-        return dataclasses.asdict(self.names)
+        names = dataclasses.asdict(self.names)
+        del names["features"]  # part of the backbone's name
+        return names
 
 
 @dataclasses.dataclass
@@ -171,7 +182,7 @@ def ask(
     own = {name: str(value) if isinstance(value, Path) else value for name, value in named.items() if value is not None}
     marks: dict[tuple[str, ...], str] = {(name,): f"--{name.replace('_', '-')}" for name in own}
     marks |= {("images",): "the argument", ("class_names",): "--classes", ("templates",): "--template"}
-    options = _Source(_resolved(typed(names, own)), given.tree, Where("", {**marks, **given.marks}))
+    options = _Source(_whole(typed(names, own)), given.tree, Where("", {**marks, **given.marks}))
     file = None if config is None else _of_file(verb, _config_file(config))
     run = None if resume is None else _of_run(verb, resume)
     sources = [source for source in (run, file, options) if source is not None]
@@ -221,7 +232,7 @@ def _of_file(verb: Verb[N], file: ConfigFile) -> _Source:
     told = typed(names, values, Where(str(file.path), lines))
     if place:
         lines = {path[1:]: line for path, line in lines.items() if path[:1] == place and path[1:]}
-    return _Source(_resolved(told), dict(settings), Where(str(file.path), lines, tuple(hints_of(names))))
+    return _Source(_whole(told), dict(settings), Where(str(file.path), lines, tuple(hints_of(names))))
 
 
 def _of_run(verb: Verb[N], folder: Path) -> _Source:
@@ -247,8 +258,14 @@ def _of_run(verb: Verb[N], folder: Path) -> _Source:
     return _of_file(verb, read)
 
 
-def _resolved(names: Tree) -> Tree:
-    """With whole paths, so that they are found from anywhere; names of data sets stay."""
+def _whole(names: Tree) -> Tree:
+    """With whole paths, so that they are found from anywhere (names of data sets stay), and the cut in the name of the
+    backbone: all that is written keeps that."""
+    names = {**names}
+    if (features := names.pop("features", None)) is not None:
+        if names.get("backbone") is None:
+            raise ConfigError("--features needs the name of the backbone that it cuts", todo="name it: --backbone NAME")
+        names["backbone"] = f"{names['backbone']}#{features}"
     paths = {name: names[name] for name in _PLACES if names.get(name) is not None and names[name] not in BUNDLED}
     return {**names, **{name: str(Path(path).resolve()) for name, path in paths.items() if _exists(path)}}
 

@@ -49,7 +49,10 @@ VERB = Verb(
     start=lambda preset, _: CascadeConfig.preset(preset, track=()),
     presets=tuple(PRESETS),
     everyday=("experts", "steps", "epochs", "size", "batch_size", "seed", "gate", "router", "components", "scale"),
-    not_options={f"adapt.{path}": why for path, why in VIEW_SIZES.items()},
+    not_options={
+        **{f"adapt.{path}": why for path, why in VIEW_SIZES.items()},
+        **dict.fromkeys(("adapt.method", "adapt.rank"), "a cascade is made of masks"),
+    },
 )
 
 

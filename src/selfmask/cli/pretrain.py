@@ -17,24 +17,23 @@ from .asking import ConfigOption, LearnNames, ResumeOption, ask
 from .console import Console
 from .options import Given, Verb
 
-_TINY = "selfmask/tiny"
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TinyNames(LearnNames):
-    """There is one backbone, without weights yet, and no preset."""
+class PretrainNames(LearnNames):
+    """The backbone follows from the settings, has no weights yet, and there is no preset."""
 
-    backbone: str | None = _TINY
+    backbone: str | None = None
+    features: str | None = None
     weights: str | None = None
     preset: str | None = None
 
 
 VERB = Verb(
     name="pretrain",
-    names=TinyNames,
+    names=PretrainNames,
     config=PretrainConfig,
     start=lambda *_: PretrainConfig(),
-    everyday=("labels", "epochs", "steps", "batch_size", "lr", "seed"),
+    everyday=("network", "labels", "epochs", "steps", "batch_size", "lr", "seed"),
     not_options={
         **{f"mask.{name}": "all weights learn, and none is masked" for name in hints_of(MaskConfig)},
         "per_tensor": "it is for the scores of a mask",
@@ -49,24 +48,25 @@ def command() -> Callable[..., None]:
 
 
 def pretrain(
-    out: Annotated[Path | None, typer.Option(help="Run folder.", show_default="runs/NAME-OF-IMAGES-tiny")] = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder.", show_default="runs/NAME-OF-IMAGES-NETWORK")] = None,
     resume: ResumeOption = None,
     config: ConfigOption = None,
     *,
     given: Given,
 ) -> None:
-    """Train the network behind `selfmask/tiny` from random weights, with the training loop used for masks.
+    """Train a network of this package from random weights, with the training loop used for masks.
 
-    Use the file it writes, tiny.safetensors, with --backbone selfmask/tiny --weights FILE.
+    Use the file it writes with its name: --backbone selfmask/tiny --weights tiny.safetensors, or --backbone
+    selfmask/vit --weights vit.safetensors.
     """
     from ..commands.pretrain import pretrain as run
     from .display import ConsoleDisplay
 
-    asked = ask(VERB, given, out=out, resume=resume, config=config, backbone=_TINY)
+    asked = ask(VERB, given, out=out, resume=resume, config=config)
     console = Console()
     file = run(
         asked.images,
-        asked.folder("-tiny"),
+        asked.folder(f"-{asked.config.network}"),
         asked.config,
         resume=asked.resume,
         about=asked.about,

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, Self, get_args
 
 import torch
 from torch import Tensor, nn
@@ -20,25 +20,40 @@ from ..data.partition import LearnedSplit, open_to_learn
 from ..data.pixels import fit, normalised
 from ..data.seen import write_seen
 from ..data.views import ViewsConfig
+from ..embedding.embedder import Embedder, MaskVariants, TunedVariants
 from ..errors import ConfigError
 from ..files import RunFile
-from ..masking import MaskConfig, MaskedModel, get_masked_model
+from ..maskfile import Fingerprints, state_of
+from ..masking import MaskConfig, MaskedModel
 from ..objectives import Context, Objective, ObjectiveConfig, objective_named
 from ..objectives.contrast import ContrastConfig
 from ..objectives.swav import SwAVConfig
 from ..preprocessing import Preprocessing, preprocessing_for
 from ..running import evaluating
 from ..settings import to_dict
+from ..training.beside import Beside, Tuned
 from ..training.config import RunConfig, preset_named
 from ..training.display import Display
 from ..training.guard import Guard
 from ..training.loop import ParameterGroup
-from ..training.methods import Learner
+from ..training.methods import Learner, frozen_beside, prepare_beside
 from ..training.quality import Gain, Quality
 from ..training.run import Recipe, Run, Watch, run, score_group
 from ..training.seeds import derive, generator
 from ..training.start import Start
-from .outcome import Labelled, check_labels, measure, sampled, write_map, write_mask, write_neighbours_report
+from ..training.tuned import FROZEN, About, write_tuned
+from .outcome import (
+    Labelled,
+    check_labels,
+    how_it_went,
+    measure,
+    sampled,
+    write_map,
+    write_mask,
+    write_neighbours_report,
+)
+
+AdaptMethod = Literal["mask", "full", "lora", "bitfit"]
 
 _HELD_OUT = 256  # images that the gate looks at, or a fifth of all if they are few
 _COPIES = 512  # distorted copies of them, in all
@@ -52,19 +67,24 @@ _PAPER_STEPS = 117_188  # 150 epochs of 50,000 images in batches of 64
 class AdaptConfig(RunConfig):
     """All settings of an adaptation; `AdaptConfig.preset` returns tested ones.
 
-    lr: learning rate of the scores; with `per_tensor`, the distance that the scores of all layers together travel over
-        the run.
+    method: what to train: mask (scores of the weights), full (all weights), lora (low-rank matrices added to the
+        weights that a mask would select) or bitfit (biases and norm layers).
+    lr: learning rate of what the method trains; for a mask with `per_tensor`, the distance that the scores of all
+        layers together travel over the run. Every method has a default of its own.
+    rank: rank of the LoRA matrices.
     most_images: number of images to learn from at most; of a larger set, a random sample is taken.
     heads_first: share of the run, at the start, in which only the heads are trained.
     objective: training objective.
     views: augmented views of each image; by default those that suit the objective. Here `size` only sets the ratio of
         small crops to large ones.
     gate: measure on held-out images whether the representation improves, and keep the best point; if nothing is better
-        than the frozen backbone, the mask leaves all weights on.
+        than the frozen backbone, the result is the frozen backbone.
     quality_every: number of steps between measurements of quality on the held-out images.
     """
 
-    lr: float = 50.0
+    method: AdaptMethod = "mask"
+    lr: float = None  # type: ignore[assignment]  # depends on the method
+    rank: int = 8
     weight_decay: float = 1e-6
     most_images: int | None = None
     heads_first: float = 0.0
@@ -75,6 +95,12 @@ class AdaptConfig(RunConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.method not in get_args(AdaptMethod):
+            raise ConfigError("unknown method", expected=", ".join(get_args(AdaptMethod)), found=self.method)
+        if self.lr is None:
+            object.__setattr__(self, "lr", _RATES[self.method])
+        if self.rank < 1:
+            raise ConfigError("rank is out of range", expected="1 or more", found=self.rank)
         if isinstance(self.objective, str):
             object.__setattr__(self, "objective", objective_named(self.objective))
         if self.most_images is not None and self.most_images < 2:
@@ -92,6 +118,12 @@ class AdaptConfig(RunConfig):
         config: AdaptConfig = preset_named(PRESETS, name)
         return config.changed(**changes)
 
+    def changed(self, **changes: Any) -> Self:
+        """With some settings changed; another method has another learning rate, unless that is said too."""
+        if changes.get("method", self.method) != self.method:
+            changes = {"lr": None, **changes}
+        return super().changed(**changes)
+
     @property
     def chosen_views(self) -> ViewsConfig:
         return self.objective.views if self.views is None else self.views
@@ -104,6 +136,9 @@ class AdaptConfig(RunConfig):
     def to_dict(self) -> dict[str, Any]:
         return {**super().to_dict(), "views": to_dict(self.chosen_views)}
 
+
+# Of a mask, the paper's, without `per_tensor`; the others were chosen on the bundled pair: docs/rivals.md.
+_RATES: Mapping[str, float] = {"mask": 50.0, "full": 0.02, "lora": 0.02, "bitfit": 0.1}
 
 # `fast` helps within minutes, on any backbone, and knows whether it helped; docs/recipe.md has the why of every part.
 # The other two are SwAV over scores with plain SGD, as long as the paper's (150 epochs) unless told otherwise. They
@@ -133,9 +168,10 @@ PRESETS: Mapping[str, AdaptConfig] = {
 
 @dataclasses.dataclass(frozen=True)
 class AdaptResult:
-    """The result of `adapt`: the masked model in eval mode, the numbers in `result.json`, and the log."""
+    """The result of `adapt`: the adapted model in eval mode, the numbers in `result.json`, and the log."""
 
-    model: MaskedModel
+    model: MaskedModel | Any
+    """A `MaskedModel`; of other methods than a mask, a module that maps images to vectors."""
     result: dict[str, Any]
     log: list[dict[str, Any]]
     folder: Path | None
@@ -144,9 +180,9 @@ class AdaptResult:
     def helped(self) -> bool | None:
         """Whether the representation improved, as estimated without labels; None if that was not measured.
 
-        If it did not, the mask leaves all weights on (the frozen backbone), or is that of `start`.
+        If it did not, the model is the frozen backbone (a mask leaves all weights on), or the mask is that of `start`.
         """
-        return None if "kept" not in self.result else self.result["kept"] == "mask"
+        return None if "kept" not in self.result else self.result["kept"] not in ("identity", "start")
 
     @property
     def quality(self) -> list[tuple[int, float]]:
@@ -173,7 +209,7 @@ def adapt(
     watch: Watch | None = None,
     dry_run: bool = False,
 ) -> AdaptResult:
-    """Learn, without labels, which weights of `model` to switch off for `images`.
+    """Learn, without labels, which weights of `model` to switch off for `images` (or what else the method trains).
 
     >>> result = selfmask.adapt(timm.create_model("resnet18", pretrained=True, num_classes=0), "photos/")
     >>> result.model(batch)                 # the adapted backbone
@@ -214,11 +250,12 @@ def adapt(
         keep_map=out is not None and (report or start is None),
     )
     done = run(recipe, out=out, resume=resume, about=about, max_bad=max_bad, display=display, watch=watch, dry=dry_run)
-    return AdaptResult(_masked(done.learner), done.result, done.log, None if out is None else Path(out))
+    return AdaptResult(done.learner.model, done.result, done.log, None if out is None else Path(out))
 
 
 class Adaptation(Recipe):
-    """The recipe of `adapt`: scores and the heads of an objective learn; the gate keeps what helped."""
+    """The recipe of `adapt`: scores, or what else a method trains, and the heads of an objective learn; the gate keeps
+    what helped."""
 
     verb = "adapt"
     config: AdaptConfig
@@ -240,6 +277,8 @@ class Adaptation(Recipe):
         self.model, self.source, self.config = model, images, config
         self.given, self.name, self.labelled, self.start, self.report = given, name, labelled, start, report
         self.with_numbers = config.objective.numbered
+        if start is not None and config.method != "mask":
+            raise ConfigError("only a mask can start from a mask", expected="the method mask", found=config.method)
 
     def images(self) -> Images:
         count, most = len(self.source), self.config.most_images
@@ -250,37 +289,52 @@ class Adaptation(Recipe):
 
     def learner(self) -> Learner:
         learner = self._learner(self.config.mask)
-        self.config = self.config.changed(mask=_masked(learner).config)  # a start brings its own
+        if learner.masked is not None:
+            self.config = self.config.changed(mask=learner.masked.config)  # a start brings its own
         return learner
 
     def _learner(self, mask: MaskConfig) -> Learner:
-        size = self.config.size or (None if self.given is None else self.given.size[0])
-        masked = get_masked_model(self.model, mask) if self.start is None else self.start.begin(self.model, size)
-        self.preprocessing = preprocessing_for(masked.preprocessing, self.given, self.config.size)
-        masked.preprocessing, masked.base_name = self.preprocessing, self.name or masked.base_name
-        return Learner(masked, list(masked.scores.parameters()))
+        if self.start is None:
+            learner = prepare_beside(self.model, self.config.method, mask, self.config.rank)
+        else:
+            size = self.config.size or (None if self.given is None else self.given.size[0])
+            begun = self.start.begin(self.model, size)
+            learner = Learner(begun, list(begun.scores.parameters()))
+        masked = learner.masked
+        known = Preprocessing.of_model(self.model)[1] if masked is None else masked.preprocessing
+        self.preprocessing = preprocessing_for(known, self.given, self.config.size)
+        if masked is not None:
+            masked.preprocessing, masked.base_name = self.preprocessing, self.name or masked.base_name
+        return learner
 
     def views(self) -> ViewsConfig:
         return self.config.chosen_views
 
     def facts(self, learner: Learner) -> dict[str, Any]:
-        mask = _masked(learner).pack()
+        if learner.masked is None:
+            return {"base": self._fingerprint[:16]}
+        mask = learner.masked.pack()
         return {"base": mask.fingerprint[:16], **({} if self.start is None else {"start": mask.sha256[:16]})}
+
+    @property
+    def _fingerprint(self) -> str:
+        """Of the frozen backbone, as files of other methods than masks keep it."""
+        return Fingerprints().of(state_of(self.model).stored)
 
     def held_out(self, count: int) -> list[int]:
         return held_out(count, self.config)
 
     def objective(self, run: Run) -> Objective:
-        masked = _masked(run.learner)
+        model = _beside(run.learner)
         context = Context(
-            model=masked,
+            model=model,
             features=run.features,
             large_crops=self.config.chosen_views.large,
             seed=derive(self.config.seed, "heads"),
-            frozen=masked.frozen,
+            frozen=model.frozen,
             reference=lambda: run.reference,
             steps=run.steps,
-            frozen_vectors=lambda: run.vectors(masked.frozen),
+            frozen_vectors=lambda: run.vectors(model.frozen),
             vectors=lambda: self._vectors(run),
         )
         objective = self.config.objective.build(context)
@@ -290,36 +344,43 @@ class Adaptation(Recipe):
 
     def _vectors(self, run: Run) -> Tensor:
         """Features of the images that are trained on, by the model as it is now."""
-        masked = _masked(run.learner)
-        if masked.config.norm in ("anchored", "recalibrate"):
-            masked.recalibrate(run.reference)
-        with evaluating(masked):
-            return run.vectors(masked)
+        model = _beside(run.learner)
+        self._recalibrate(run)
+        with evaluating(model):
+            return run.vectors(model)
+
+    @staticmethod
+    def _recalibrate(run: Run) -> None:
+        """Have norm layers use the statistics that the model has now, where it is to have statistics of its own."""
+        model = _beside(run.learner)
+        if model.config.norm in ("anchored", "recalibrate"):
+            model.recalibrate(run.reference)
 
     def groups(self, run: Run, objective: Objective) -> list[ParameterGroup]:
-        config = self.config
-        return [
-            score_group(_masked(run.learner), config, config.lr, run.steps, start=config.heads_first),
-            ParameterGroup(list(objective.parameters()), config.head_lr, config.weight_decay),
-        ]
+        config, learner = self.config, run.learner
+        if learner.masked is not None:
+            learned = score_group(learner.masked, config, config.lr, run.steps, start=config.heads_first)
+        else:
+            learned = ParameterGroup(learner.parameters, config.lr, config.weight_decay, start=config.heads_first)
+        return [learned, ParameterGroup(list(objective.parameters()), config.head_lr, config.weight_decay)]
 
     def guard(self, run: Run) -> Guard | None:
         if not self.config.gate:
             return None
-        masked, preprocessing, device = _masked(run.learner), self.preprocessing, run.processes.device
+        model, preprocessing, device = _beside(run.learner), self.preprocessing, run.processes.device
         images = run.store.batch(run.held_out)
         clean = torch.stack([fit(image, preprocessing) for image in images]).float() / 255
         copies, kinds = distorted(clean, _copies(len(images)), generator(self.config.seed, "held-out copies"))
         pixels = (normalised(255 * part, preprocessing) for part in (clean, copies.flatten(0, 1)))
         clean, flat = (part.to(device, memory_format=torch.channels_last) for part in pixels)
-        quality = Quality(masked, clean, flat.view(*kinds.shape, *clean.shape[1:]))
+        quality = Quality(model, clean, flat.view(*kinds.shape, *clean.shape[1:]))
 
         def measured() -> Tensor:
-            if masked.config.norm in ("anchored", "recalibrate"):
-                masked.recalibrate(run.reference)
+            self._recalibrate(run)
             return run.processes.from_main(quality)
 
-        starts_frozen = self.start is not None or masked.sparsity()["total"] == 1
+        masked = run.learner.masked
+        starts_frozen = self.start is not None or masked is None or masked.sparsity()["total"] == 1
         return Guard(
             measured,
             partial(Gain.of, kinds=kinds),
@@ -329,20 +390,29 @@ class Adaptation(Recipe):
         )
 
     def settled(self, run: Run) -> Learner:
-        masked, frozen = _masked(run.learner), run.guard is not None and run.guard.best_step == 0
-        if frozen and self.start is None and masked.sparsity()["total"] < 1:
+        masked = run.learner.masked
+        if not self._gained_nothing(run) or self.start is not None:
+            return run.learner
+        if masked is None:
+            return frozen_beside(self.model, self.config.mask)
+        if masked.sparsity()["total"] < 1:
             # Under this rule no scores stand for the frozen backbone: a threshold with all weights above it does.
             return self._learner(dataclasses.replace(self.config.mask, rule="threshold", score_init=None))
         return run.learner
 
+    @staticmethod
+    def _gained_nothing(run: Run) -> bool:
+        return run.guard is not None and run.guard.best_step == 0
+
     def leaves(self) -> list[str]:
-        return [RunFile.MASK]
+        return [RunFile.MASK if self.config.method == "mask" else RunFile.TUNED]
 
     def finish(self, run: Run) -> dict[str, Any]:
         assert run.folder is not None
         if self.report:
             run.display.say("measuring the result and writing the report")
         numbers: dict[str, Any] = {
+            "method": self.config.method,
             "steps": run.steps,
             "seed": self.config.seed,
             "images": len(run.store) - len(run.store.bad),
@@ -355,21 +425,43 @@ class Adaptation(Recipe):
                 "gain": guard.best_gain.mean if guard.best_gain else 0.0,
                 "gain_error": guard.best_gain.error if guard.best_gain else None,
                 "best_step": guard.best_step,
-                "kept": "mask" if guard.best_step else "identity" if self.start is None else "start",
+                "kept": self.config.method if guard.best_step else "identity" if self.start is None else "start",
                 "gate_seconds": guard.seconds,
             }
-        masked = _masked(run.learner)
-        result = {**write_mask(masked, run.folder), **numbers}
+        embedder = self._embedder(run.learner)
+        result = {**self._write(run, run.folder.path), **how_it_went(run.folder), **numbers}
         if self.keep_map:
-            found = sampled(masked, self.preprocessing, run.store)
-            result["map_bytes"] = write_map(masked, self.preprocessing, found, run.folder)
+            found = sampled(embedder, run.store)
+            result["map_bytes"] = write_map(embedder, found, run.folder)
         write_seen(run.folder.path / RunFile.SEEN, run.images)
         if self.labelled is not None:
-            result |= measure(masked, self.preprocessing, self.labelled)
+            result |= measure(embedder, self.labelled)
         result["seconds"] = run.seconds()
         if self.report:
-            write_neighbours_report(masked, self.preprocessing, found, run.folder, result)
+            write_neighbours_report(embedder, found, run.folder, result)
         return result
+
+    def _embedder(self, learner: Learner) -> Embedder:
+        """Gives vectors of the frozen backbone, and those as adapted."""
+        model = _beside(learner)
+        variants = TunedVariants(model, self.config.method) if isinstance(model, Tuned) else MaskVariants(model)
+        return Embedder("", model, self.preprocessing, 0, variants=variants)
+
+    def _write(self, run: Run, folder: Path) -> dict[str, Any]:
+        """The file of what was learned, and its numbers."""
+        learner = run.learner
+        if learner.masked is not None:
+            return write_mask(learner.masked, folder / RunFile.MASK)
+        about = About(
+            method=FROZEN if self._gained_nothing(run) else self.config.method,
+            base_name=self.name,
+            fingerprint=self._fingerprint,
+            preprocessing=self.preprocessing,
+            rank=self.config.rank,
+            targets=learner.targets,
+        )
+        base_bytes = sum(4 * parameter.numel() for parameter in learner.frozen.parameters())
+        return {"bytes": write_tuned(folder / RunFile.TUNED, learner, None, about), "base_bytes": base_bytes}
 
 
 def held_out(count: int, config: AdaptConfig) -> list[int]:
@@ -384,6 +476,6 @@ def _copies(count: int) -> int:
     return max(2, min(len(DISTORTIONS), _COPIES // count))
 
 
-def _masked(learner: Learner) -> MaskedModel:
-    assert learner.masked is not None
-    return learner.masked
+def _beside(learner: Learner) -> Beside:
+    assert learner.beside is not None
+    return learner.beside

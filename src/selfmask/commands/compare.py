@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import gc
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, cast, get_args
+from typing import Any, Literal, NamedTuple, Self, cast, get_args
 
 import torch
 from safetensors.torch import save
@@ -26,14 +26,22 @@ from ..maskfile import Fingerprints
 from ..objectives.heads import LinearHead
 from ..preprocessing import Preprocessing
 from ..report.comparison import Cell, Comparison
+from ..report.rivals import RivalCell, Rivals
 from ..settings import to_dict
-from ..training import Processes, RunFolder, open_folder
+from ..training import Processes, open_folder
 from ..training.display import StagesDisplay
 from ..training.methods import MethodName, need_peft
-from .adapt import AdaptConfig, adapt
+from .adapt import AdaptConfig
+from .cells import Cells
+from .rivals import RivalsRunner
 from .train import TrainConfig, train
 
-CompareMethod = Literal["frozen", "mask", "self-mask", "full", "linear", "lora", "bitfit"]
+CompareMethod = Literal["frozen", "mask", "self-mask", "full", "linear", "lora", "bitfit", "adabn"]
+METHODS: Mapping[bool, Sequence[CompareMethod]] = {
+    True: ("frozen", "mask", "self-mask", "full", "linear", "lora", "bitfit"),
+    False: ("frozen", "adabn", "mask", "full", "lora", "bitfit"),
+}
+"""Those that can be compared, by whether they may learn from labels."""
 _PROBED = ("frozen", "self-mask")
 GROWING = ("methods", "label_fractions", "seeds")
 """Settings that may change from one call to the next: they only say which cells there are."""
@@ -47,24 +55,35 @@ _A_PROBE = 10  # what a cell without training costs, in steps: only the estimate
 class CompareConfig:
     """All settings of a comparison.
 
-    methods: methods to compare. A linear probe with the labels evaluates frozen and self-mask, as they are and with a
-        map (whitened without labels); all others train on the labels.
+    labels: whether methods may learn from labels. If not, all learn by the objective of an adaptation, and labels,
+        where there are any, only measure.
+    methods: methods to compare; by default all. A linear probe with the labels evaluates frozen and self-mask, as they
+        are and with a map (whitened without labels); all others train on the labels. Without labels, all are evaluated
+        as they are and with a map, and adabn takes the batch-norm statistics of the images and learns nothing.
     label_fractions: shares of the training labels to use; every method runs with each of them.
     seeds: number of seeds; every method runs with each of them. The seed decides which labels are used.
     train: settings of the runs with labels; the comparison sets method, share of labels and seed.
-    adapt: settings of self-mask; the comparison sets the seed.
+    adapt: settings of the runs without labels; the comparison sets method and seed.
     """
 
-    methods: Sequence[CompareMethod] = get_args(CompareMethod)
+    labels: bool = True
+    methods: Sequence[CompareMethod] = None  # type: ignore[assignment]  # depends on `labels`
     label_fractions: Sequence[float] = (0.01, 0.05, 0.25, 1.0)
     seeds: int = 3
     train: TrainConfig = dataclasses.field(default_factory=lambda: TrainConfig.preset("fast", track=()))
     adapt: AdaptConfig = dataclasses.field(default_factory=lambda: AdaptConfig.preset("fast", track=()))
 
     def __post_init__(self) -> None:
+        if self.methods is None:
+            object.__setattr__(self, "methods", METHODS[self.labels])
         for method in self.methods:
-            if method not in get_args(CompareMethod):
-                raise ConfigError(f"unknown method {method!r}", expected=", ".join(get_args(CompareMethod)))
+            if method not in METHODS[self.labels]:
+                elsewhere = method in METHODS[not self.labels]
+                raise ConfigError(
+                    f"unknown method {method!r}" if not elsewhere else f"{method} cannot be compared here",
+                    expected=", ".join(METHODS[self.labels]),
+                    todo=("omit --no-labels" if method in METHODS[True] else "use --no-labels") if elsewhere else None,
+                )
         for share in self.label_fractions:
             if not 0 < share <= 1:
                 raise ConfigError(
@@ -77,6 +96,12 @@ class CompareConfig:
                 found=f"{len(self.methods)}, {len(self.label_fractions)} and {self.seeds}",
             )
 
+    def changed(self, **changes: Any) -> Self:
+        """With some settings changed; with or without labels there are other methods, unless those are said too."""
+        if changes.get("labels", self.labels) != self.labels:
+            changes = {"methods": None, **changes}
+        return dataclasses.replace(self, **changes)
+
     @property
     def cells(self) -> list[Cell]:
         """In the order they are run: one seed of everything first, so that a first table is there soon."""
@@ -88,13 +113,18 @@ class CompareConfig:
             for method in ((asked, asked + MAP) if asked in _PROBED else (asked,))
         ]
 
+    @property
+    def rival_cells(self) -> list[RivalCell]:
+        """The same where nothing learns from labels."""
+        return [RivalCell(method, seed) for seed in range(self.seeds) for method in dict.fromkeys(self.methods)]
+
     @staticmethod
     def preset(name: str, **changes: Any) -> CompareConfig:
         """A preset of all runs, with some settings changed; those of both kinds of runs are changed in both.
 
         `steps` are of runs with labels, `adapt_steps` of those without.
         """
-        own = {key: changes.pop(key) for key in GROWING if key in changes}
+        own = {key: changes.pop(key) for key in (*GROWING, "labels") if key in changes}
         steps = changes.pop("adapt_steps", None)
         known, adapting = ({field.name for field in dataclasses.fields(cls)} for cls in (TrainConfig, AdaptConfig))
         train = {key: value for key, value in changes.items() if key in known or key not in adapting}
@@ -135,6 +165,45 @@ def compare(
     images, test: labelled, with the same classes; test images are only ever measured with.
     """
     config, display = config or CompareConfig(), display or StagesDisplay()
+    assert config.labels
+    with _begun(load, images, test, config, out, about, max_bad) as (folder, weights):
+        runner = _Runner(load, images, test, config, folder, display, weights, max_bad)
+        return Comparison(runner.run_all(config.cells))
+
+
+def compare_rivals(
+    load: Callable[[], Backbone],
+    images: Images,
+    test: Images | None,
+    config: CompareConfig | None = None,
+    *,
+    out: str | Path,
+    about: Mapping[str, Any] | None = None,
+    max_bad: float = 0.05,
+    display: StagesDisplay | None = None,
+) -> Rivals:
+    """The same for methods that learn without labels: every one learns as an adaptation does.
+
+    test: labelled images, with `images` as the labelled ones to measure by; None where there are no labels.
+    """
+    config, display = config or CompareConfig(labels=False), display or StagesDisplay()
+    assert not config.labels
+    with _begun(load, images, test, config, out, about, max_bad) as (folder, weights):
+        runner = RivalsRunner(load, images, test, config.adapt, folder, display, weights, max_bad)
+        return Rivals(runner.run_all(config.rival_cells))
+
+
+@contextmanager
+def _begun(
+    load: Callable[[], Backbone],
+    images: Images,
+    test: Images | None,
+    config: CompareConfig,
+    out: str | Path,
+    about: Mapping[str, Any] | None,
+    max_bad: float,
+) -> Iterator[tuple[Path, str | None]]:
+    """The folder of the comparison, which nobody else may write to, and the file of the backbone's weights."""
     if Processes().count > 1:
         raise ConfigError("a comparison runs in one process", todo="start it without torchrun")
     backbone = load()
@@ -144,40 +213,34 @@ def compare(
         facts = {
             "base": Fingerprints().of(backbone.model.state_dict())[:16],
             "images": identity(images)[:16],
-            "test": identity(test)[:16],
+            "test": None if test is None else identity(test)[:16],
         }
         about = {"verb": "compare", **(about or {}), "backbone": backbone.name, "max_bad": max_bad}
         folder.begin(about, config.to_dict(), facts, free=GROWING)
-        runner = _Runner(load, images, test, config, folder.path, display, about.get("weights"), max_bad)
-        costs = {cell.title: runner.cost(cell) for cell in config.cells}
-        with display.stages(costs, [cell.title for cell in config.cells if runner.is_finished(cell)]):
-            for cell in config.cells:
-                if not runner.is_finished(cell):
-                    with display.stage(cell.title):
-                        runner.run(cell)
-                    gc.collect()  # models with graphs refer to themselves
-        return Comparison({cell: runner.result(cell) for cell in config.cells})
+        yield folder.path, about.get("weights")
 
 
 def _check(config: CompareConfig, images: Images) -> None:
     """What would stop the comparison half-way is said before the first cell."""
-    assert images.labels is not None
-    for share in config.label_fractions:
-        for seed in range(config.seeds):
-            label_split(images.labels, share, seed, stratified=config.train.stratified, classes=images.classes)
     if "lora" in config.methods:
         need_peft()
+    adapting = {"self-mask"} if config.labels else {"mask", "full", "lora", "bitfit"}
+    if config.labels:
+        assert images.labels is not None
+        for share in config.label_fractions:
+            for seed in range(config.seeds):
+                label_split(images.labels, share, seed, stratified=config.train.stratified, classes=images.classes)
     # An adaptation holds a fifth of the images out.
-    if "self-mask" in config.methods and len(images) - len(images) // 5 < config.adapt.batch_size:
+    if adapting & set(config.methods) and len(images) - len(images) // 5 < config.adapt.batch_size:
         raise TooFewImagesError(
-            "there are fewer images than a batch of self-mask needs",
+            "there are fewer images than a batch of an adaptation needs",
             expected=f"{config.adapt.batch_size} plus the fifth that is held out",
             found=f"{len(images)} images",
             todo=f"use a smaller batch: --batch-size {max(2, len(images) // 2)}",
         )
 
 
-class _Runner:
+class _Runner(Cells[Cell]):
     """Runs cells, and keeps what several of them need: vectors, and masks learned without labels."""
 
     def __init__(
@@ -191,8 +254,8 @@ class _Runner:
         weights: str | None,
         max_bad: float,
     ) -> None:
-        self.load, self.images, self.test, self.config = load, images, test, config
-        self.folder, self.display, self.weights, self.max_bad = folder, display, weights, max_bad
+        super().__init__(load, images, folder, display, weights, max_bad)
+        self.test, self.config = test, config
         self._vectors: dict[str, list[_Part]] = {}
         self._maps: dict[str, FeatureMap] = {}
 
@@ -203,15 +266,6 @@ class _Runner:
             # Two views and the frozen backbone's are three times one view.
             return _A_PROBE + 3 * self.config.adaptation(cell.seed).number_of_steps(len(self.images) // 64)
         return _A_PROBE
-
-    def place(self, cell: Cell) -> Path:
-        return self.folder / "cells" / cell.name
-
-    def is_finished(self, cell: Cell) -> bool:
-        return (self.place(cell) / RunFile.RESULT).exists()
-
-    def result(self, cell: Cell) -> dict[str, Any]:
-        return RunFolder.read_json(self.place(cell) / RunFile.RESULT)
 
     def run(self, cell: Cell) -> None:
         if cell.method in get_args(MethodName):
@@ -251,17 +305,7 @@ class _Runner:
         """Adapt to all training images without labels, or take what is there; the bytes of the mask."""
         if which not in self._vectors:
             backbone = self.load()
-            result = adapt(
-                backbone.model,
-                self.images,
-                self.config.adaptation(seed),
-                out=self.folder / which,
-                resume=True,
-                preprocessing=backbone.preprocessing,
-                about={"backbone": backbone.name, "weights": self.weights},
-                max_bad=self.max_bad,
-                display=self.display,
-            )
+            result = self.adapted(backbone, self.config.adaptation(seed), self.folder / which)
             self._vectors[which] = self._embedded(result.model, backbone.preprocessing)
         return (self.folder / which / RunFile.MASK).stat().st_size
 

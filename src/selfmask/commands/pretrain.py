@@ -1,17 +1,18 @@
-"""`pretrain`: how `selfmask/tiny` got its weights, in the course of every run, on full weights."""
+"""`pretrain`: how `selfmask/tiny` and `selfmask/vit` get their weights, in the course of every run, on full weights."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self, get_args
 
 import torch
 from safetensors.torch import save
 from torch import nn
 
 from ..backbones.tiny import PREPROCESSING, TinyResNet
+from ..backbones.vit import SmallViT
 from ..data import Images
 from ..data.images import MAX_PIXELS
 from ..data.partition import LearnedSplit, open_to_learn
@@ -28,7 +29,12 @@ from ..training.loop import ParameterGroup
 from ..training.methods import Learner
 from ..training.run import Recipe, Run, run
 
-WEIGHTS = "tiny.safetensors"
+NetworkName = Literal["tiny", "vit"]
+_NETWORKS: Mapping[str, type[nn.Module]] = {"tiny": TinyResNet, "vit": SmallViT}
+# The rate and, by whether there are labels, the weight decay. A transformer's tensors have gradients of very different
+# sizes: there, each is measured in units of its own, and rates are of steps that are as large as that.
+_RATES = {"tiny": 0.2, "vit": 5e-4}
+_DECAY = {"tiny": {False: 1e-4, True: 5e-4}, "vit": {False: 0.05, True: 0.05}}
 
 # Sharper assignments, few prototypes and soft crops, or a small network from random weights stays at ln K.
 _SWAV = SwAVConfig(prototypes=100, epsilon=0.03, queue_length=0, freeze_prototypes=0.02)
@@ -42,15 +48,18 @@ _LABELLED_VIEWS = ViewsConfig(
 class PretrainConfig(RunConfig):
     """Settings for training a network from random weights.
 
+    network: what to train: tiny (the residual network selfmask/tiny) or vit (the vision transformer selfmask/vit).
     labels: train with labels (cross-entropy) instead of without (SwAV).
-    lr: learning rate of all weights.
-    weight_decay: weight decay of all weights; by default 5e-4 with labels, 1e-4 without.
+    lr: learning rate of all weights; by default 0.2 for tiny, 0.0005 for vit, whose gradients are scaled to a root mean
+        square of 1 in each tensor.
+    weight_decay: weight decay of all weights; by default 5e-4 with labels and 1e-4 without for tiny, 0.05 for vit.
     """
 
+    network: NetworkName = "tiny"
     labels: bool = False
     epochs: float | None = 20.0
     batch_size: int = 256
-    lr: float = 0.2
+    lr: float = None  # type: ignore[assignment]
     weight_decay: float | None = None  # type: ignore[assignment]
     warmup: float = 0.1
     checkpoint_every: int = 100
@@ -58,13 +67,23 @@ class PretrainConfig(RunConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.network not in get_args(NetworkName):
+            raise ConfigError("unknown network", expected=", ".join(get_args(NetworkName)), found=self.network)
+        if self.lr is None:
+            object.__setattr__(self, "lr", _RATES[self.network])
         if self.weight_decay is None:
-            object.__setattr__(self, "weight_decay", 5e-4 if self.labels else 1e-4)
+            object.__setattr__(self, "weight_decay", _DECAY[self.network][self.labels])
 
     def changed(self, **changes: Any) -> Self:
+        if changes.get("network", self.network) != self.network:
+            changes = {"lr": None, "weight_decay": None, **changes}
         if changes.get("labels", self.labels) != self.labels:
             changes = {"weight_decay": None, **changes}
         return super().changed(**changes)
+
+    @property
+    def weights_file(self) -> str:
+        return f"{self.network}.safetensors"
 
 
 def pretrain(
@@ -79,7 +98,7 @@ def pretrain(
     max_pixels: int = MAX_PIXELS,
     display: Display | None = None,
 ) -> Path:
-    """Train the tiny backbone from random weights; return the file of its weights.
+    """Train one of our networks from random weights; return the file of its weights.
 
     Without labels: SwAV, as an adaptation does, but on the weights themselves. With labels: cross-entropy on one view.
     split, max_pixels: as in `adapt`.
@@ -87,10 +106,10 @@ def pretrain(
     source, note = open_to_learn(images, split=split, max_pixels=max_pixels)
     if note and display is not None:
         display.say(note)
-    recipe = Pretraining(source, config or PretrainConfig())
-    about = {"images": str(images), "backbone": "selfmask/tiny", **(about or {})}
-    run(recipe, out=out, resume=resume, about=about, max_bad=max_bad, display=display)
-    return out / WEIGHTS
+    config = config or PretrainConfig()
+    about = {"images": str(images), **(about or {}), "backbone": f"selfmask/{config.network}"}
+    run(Pretraining(source, config), out=out, resume=resume, about=about, max_bad=max_bad, display=display)
+    return out / config.weights_file
 
 
 class Pretraining(Recipe):
@@ -112,7 +131,7 @@ class Pretraining(Recipe):
 
     def learner(self) -> Learner:
         torch.manual_seed(self.config.seed)
-        model = TinyResNet()
+        model = _NETWORKS[self.config.network]()
         return Learner(model, list(model.parameters()))
 
     def views(self) -> ViewsConfig:
@@ -126,14 +145,15 @@ class Pretraining(Recipe):
 
     def groups(self, run: Run, objective: Objective) -> list[ParameterGroup]:
         parameters = [*run.learner.parameters, *objective.parameters()]
-        return [ParameterGroup(parameters, self.config.lr, self.config.weight_decay or 0.0)]
+        scaled = self.config.network == "vit"
+        return [ParameterGroup(parameters, self.config.lr, self.config.weight_decay or 0.0, per_tensor=scaled)]
 
     def leaves(self) -> list[str]:
-        return [WEIGHTS]
+        return [self.config.weights_file]
 
     def finish(self, run: Run) -> dict[str, Any]:
         assert run.folder is not None
-        write_atomically(run.folder.path / WEIGHTS, save(half(run.learner.model)), RunWriteError)
+        write_atomically(run.folder.path / self.config.weights_file, save(half(run.learner.model)), RunWriteError)
         return {"steps": run.steps, "loss": run.folder.last_loss, "seconds": run.seconds()}
 
 

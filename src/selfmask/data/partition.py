@@ -134,6 +134,16 @@ def open_labelled(data: str | Path, *, max_pixels: int = MAX_PIXELS) -> tuple[Im
     return _named(train, both.train, both.classes), _named(test, both.test, both.classes)
 
 
+def open_to_measure(data: str | Path, *, max_pixels: int = MAX_PIXELS) -> tuple[Images, Images | None]:
+    """The same, where labels only measure what was learned without them: if there are none to measure with, all images
+    are learned from, and there is no test set."""
+    try:
+        train, test = open_labelled(data, max_pixels=max_pixels)
+    except LabelsError:
+        return open_to_learn(data, max_pixels=max_pixels).images, None
+    return (train, test) if len(set(train.labels or [])) > 1 else (open_to_learn(data).images, None)
+
+
 def _named(images: Images, labels: Sequence[int], classes: list[str]) -> Images:
     some = SomeImages(images, range(len(images)))
     some.labels, some.classes = list(labels), classes

@@ -18,6 +18,7 @@ from ..masking import MaskedModel
 from ..objectives.heads import Head
 from ..preprocessing import Preprocessing
 from ..running import as_vectors
+from ..training.beside import Tuned
 
 FROZEN, MASK, TRAINED = "frozen", "mask", "trained"
 
@@ -117,6 +118,19 @@ class MaskVariants:
             return base
         mask = self.masked.pack()
         return _hash([base, mask.sha256, Fingerprints().of(mask.norm), mask.config])
+
+
+class TunedVariants:
+    """The frozen backbone, and what another method than a mask made of it; that goes by the name of the method."""
+
+    def __init__(self, tuned: Tuned, method: str) -> None:
+        self.tuned, self.variants = tuned, {FROZEN: "frozen backbone", method: f"as trained ({method})"}
+
+    def vectors(self, pixels: Tensor, variants: Sequence[str]) -> list[Tensor]:
+        return [self.tuned.frozen(pixels) if variant == FROZEN else self.tuned(pixels) for variant in variants]
+
+    def fingerprint(self, variant: str) -> str:
+        return base_fingerprint(self.tuned.base if variant == FROZEN else self.tuned.learned)
 
 
 class _SideBySide(nn.Module):

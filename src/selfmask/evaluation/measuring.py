@@ -78,6 +78,8 @@ class Features:
     """What to call each variant."""
     head: Classifier | None = None
     """What was trained to tell classes by the features of the last variant."""
+    maps: Mapping[str, FeatureMap] = dataclasses.field(default_factory=dict)
+    """Those that features went through, by the variant that they are of."""
 
 
 def with_maps(
@@ -93,16 +95,17 @@ def with_maps(
     none, besides those too wide for one. No image is embedded again.
     """
     train, test, titles = dict[str, Tensor](), dict[str, Tensor](), dict[str, str]()
+    maps = dict[str, FeatureMap]()
     for variant, rows in features.train.items():
         train[variant], test[variant], titles[variant] = rows, features.test[variant], features.titles[variant]
         if variant in without or rows.shape[1] > MAX_WIDTH or len(rows) < 2:
             continue
         whiten = (given or {}).get(variant) or FeatureMap.fit(rows)
-        whiten = whiten if power is None else whiten.at(power)
+        maps[variant] = whiten = whiten if power is None else whiten.at(power)
         key = variant + MAP
         train[key], test[key] = whiten(rows), whiten(features.test[variant])
         titles[key] = f"{features.titles[variant]} + map"
-    return dataclasses.replace(features, train=train, test=test, titles=titles)
+    return dataclasses.replace(features, train=train, test=test, titles=titles, maps=maps)
 
 
 def evaluate(

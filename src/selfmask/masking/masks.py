@@ -17,9 +17,10 @@ from ..maskfile.norm_codes import rounded
 from ..preprocessing import Preprocessing
 from .config import MaskConfig
 from .expanding import EffectiveWeights
+from .layers import layers_of
 from .locks import BaseLock, exclusive
 from .members import member_key, tensor_name
-from .norms import Anchor, can_be_anchored, norm_buffers, norm_layers, saved_statistics
+from .norms import Anchor, norm_buffers, norm_layers, saved_statistics, set_norm_modes
 from .rules import write_mask
 from .scores import choose_fraction, initial_scores
 from .selection import tied_names
@@ -82,6 +83,11 @@ class Masks(nn.Module):
             int(self._chosen[name].sum()) if name in self._chosen else score.numel()
             for name, score in self._named_scores().items()
         )
+
+    def layers(self) -> list[list[nn.Parameter]]:
+        """The scores, in groups that make up one layer each, as `layers_of` tells."""
+        scores = self._named_scores()
+        return [[scores[name] for name in names] for names in layers_of(scores)]
 
     @exclusive
     def sparsity(self) -> dict[str, float]:
@@ -245,9 +251,8 @@ class Masks(nn.Module):
     @exclusive
     def train(self, mode: bool = True) -> Self:
         super().train(mode)
-        if mode and self.config.norm in ("frozen", "anchored"):
-            for layer in norm_layers(self.base).values():
-                layer.train(self.config.norm == "anchored" and can_be_anchored(layer))
+        if mode:
+            set_norm_modes(self.base, self.config.norm)
         return self
 
     @exclusive

@@ -38,6 +38,13 @@ def saved_statistics(buffers: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: value for name, value in buffers.items() if not name.endswith("num_batches_tracked")}
 
 
+def set_norm_modes(model: nn.Module, norm: str) -> None:
+    """Of a model in train mode, put the layers that normalise by a batch in the mode that a policy wants."""
+    if norm in ("frozen", "anchored"):
+        for layer in norm_layers(model).values():
+            layer.train(norm == "anchored" and can_be_anchored(layer))
+
+
 @contextmanager
 def momentum_of(layers: Iterable[nn.Module], share: float) -> Iterator[None]:
     """Within, a batch has this share in the layers' running statistics; 1, 1/2, 1/3, ... make a plain average."""
@@ -104,13 +111,22 @@ class Anchor(nn.Module):
                 for part, values in zip(self._seen(name), zip(*calls, strict=True), strict=True):
                     part.copy_(torch.stack(values).mean(0))
 
-    def in_training(self, base: nn.Module) -> dict[str, Tensor]:
-        """The scales and biases that make layers in train mode what the base's are in eval mode."""
+    def in_training(self, base: nn.Module, learned: nn.Module | None = None) -> dict[str, Tensor]:
+        """The scales and biases that make layers in train mode what the base's are in eval mode.
+
+        learned: a copy of the base whose scales and biases may have been trained: then it is they that are corrected.
+        What layers do before they scale does not depend on them, so `in_evaluation` holds for them, too.
+        """
         replacements = {}
         for name in self._names:
             own: Any = base.get_submodule(name)
             mean, var, _ = self._seen(name)
-            scale, bias, spread = own.weight.detach(), own.bias.detach(), (own.running_var + own.eps).sqrt()
+            spread = (own.running_var + own.eps).sqrt()
+            if learned is None:
+                scale, bias = own.weight.detach(), own.bias.detach()
+            else:
+                layer: Any = learned.get_submodule(name)
+                scale, bias = layer.weight, layer.bias
             replacements[f"{name}.weight"] = scale * (var + own.eps).sqrt() / spread
             replacements[f"{name}.bias"] = bias + scale * (mean - own.running_mean) / spread
         return replacements

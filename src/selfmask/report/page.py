@@ -22,6 +22,7 @@ from .confusion import confusion_figure
 from .examples import Card, Neighbours, cards
 from .figures import curve, percent, three_digits
 
+FROZEN = "frozen"  # the row of the backbone itself
 MAX_BAD_IMAGES, MAX_TEXT = 500, 600
 
 _OF_ROWS = {key + end: title + more for key, title in COLUMNS.items() for end, more in (("", ""), ("_map", " + map"))}
@@ -34,10 +35,10 @@ class ReportData:
     """All that a report shows. What is missing, None or empty is left out of the page.
 
     result: the numbers of the run. Pairs NAME_before and NAME_after are compared, and `rows` (`evaluation.rows`) in the
-        same way: the mask with the frozen backbone, both as they are and both with a map. `quality` is a number, other
-        known measures are shares of 1. `kept` is "identity" where nothing was gained, `best_step` the step that was
-        kept; `troubles` say what went wrong, as step, trouble and answer. `mask_bytes`, `one_bit_bytes` and
-        `base_bytes` (the float32 copy) are set side by side.
+        same way: what was learned with the frozen backbone, both as they are and both with a map. `quality` is a
+        number, other known measures are shares of 1. `kept` is "identity" where nothing was gained, `best_step` the
+        step that was kept; `troubles` say what went wrong, as step, trouble and answer. `mask_bytes` (or, of another
+        method than a mask, `bytes`), `one_bit_bytes` and `base_bytes` (the float32 copy) are set side by side.
     log: the lines of the log; figures take `step`, `loss`, `ln_k`, `active`, `flips` and `quality` from them.
     active_by_layer: share of active weights of each masked tensor, in the order of the network.
     bad_images: files that could not be read, with the reason.
@@ -87,6 +88,7 @@ def render(data: ReportData) -> str:
     measures, examples = list(_measures({**_pairs(data.result), **data.result})), cards(data.neighbours)
     return template("template.html").render(
         title=data.title,
+        is_mask=_is_mask(data.result),
         light=figures.LIGHT,
         dark=figures.DARK,
         measures=measures,
@@ -131,7 +133,8 @@ def template(name: str) -> Template:
 def _pairs(result: Mapping[str, Any]) -> dict[str, float]:
     """The table of accuracies as pairs of numbers before and after."""
     rows = result.get("rows") or {}
-    sides = {"_before": "frozen", "_after": "mask", "_map_before": f"frozen{MAP}", "_map_after": f"mask{MAP}"}
+    own = next((variant for variant in rows if variant != FROZEN and not variant.endswith(MAP)), "")
+    sides = {"_before": FROZEN, "_after": own, "_map_before": FROZEN + MAP, "_map_after": own + MAP}
     found = ((key, end, rows.get(variant, {})) for key in COLUMNS for end, variant in sides.items())
     return {key + end: row[key] for key, end, row in found if key in row}
 
@@ -170,7 +173,7 @@ def _verdict(points: str) -> str:
 def _cautions(data: ReportData, measures: Sequence[Measure]) -> Iterator[str]:
     """What a reader must know before trusting the mask."""
     if not _is_identity(data.result):
-        yield from _cautions_of_measures(measures)
+        yield from _cautions_of_measures(measures, "mask" if _is_mask(data.result) else "model")
     losses, levels = curve(data.log, "loss")[1], curve(data.log, "ln_k")[1]
     finite, levels = losses[np.isfinite(losses)], levels[np.isfinite(levels)]
     if (lost := len(losses) - len(finite)) and "kept" not in data.result:  # a guarded run has gone back to before
@@ -187,23 +190,27 @@ def _cautions(data: ReportData, measures: Sequence[Measure]) -> Iterator[str]:
         yield f"All weights are off, so no signal passes: {', '.join(off[:3])}{more}."
 
 
-def _cautions_of_measures(measures: Sequence[Measure]) -> Iterator[str]:
+def _cautions_of_measures(measures: Sequence[Measure], what: str) -> Iterator[str]:
     if worse := [measure.name for measure in measures if measure.verdict == "worse"]:
         yield (
-            f"According to {' and '.join(worse)}, this mask is worse than the frozen backbone. Use the backbone "
+            f"According to {' and '.join(worse)}, this {what} is worse than the frozen backbone. Use the backbone "
             "as it is, or adapt again for longer or with a lower learning rate."
         )
     judged = {measure.name for measure in measures if measure.verdict}
     if not judged:
         yield (
-            "Nothing was measured with labels before and after, so this page cannot say whether the mask helps. "
+            f"Nothing was measured with labels before and after, so this page cannot say whether the {what} helps. "
             "If you have some labels, measure it with selfmask evaluate."
         )
     elif not judged & set(_WITH_LABELS.values()):
         yield (
-            "Nothing was measured with labels: that the mask helps is an estimate by a label-free quality. "
+            f"Nothing was measured with labels: that the {what} helps is an estimate by a label-free quality. "
             "If you have some labels, measure it with selfmask evaluate."
         )
+
+
+def _is_mask(result: Mapping[str, Any]) -> bool:
+    return "mask_bytes" in result or "bytes" not in result
 
 
 def _is_identity(result: Mapping[str, Any]) -> bool:
@@ -239,7 +246,7 @@ def _sizes(result: Mapping[str, Any]) -> Iterator[Size]:
         ("float32 copy of the backbone", result.get("base_bytes")),
         ("one bit per masked weight", result.get("one_bit_bytes")),
         ("mask file, including statistics", result.get("mask_bytes"))
-        if "mask_bytes" in result
+        if _is_mask(result)
         else ("file of the trained tensors", result.get("bytes")),
     )
     known = [(what, size) for what, size in rows if is_finite(size) and size > 0]

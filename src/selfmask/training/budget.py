@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from ..masking import MaskedModel
 from .batches import Steps
+from .beside import Beside
 
 LEAST_STEPS = 40  # fewer teach nothing
 _TRIED = 4  # steps; the first is slower, and not counted
@@ -35,7 +35,7 @@ class Speed:
     @staticmethod
     def measure(model: nn.Module, batches: Steps, device: torch.device) -> Speed:
         """Take some steps without an optimizer; afterwards everything is as it was."""
-        frozen = "base." if isinstance(model, MaskedModel) else None
+        frozen = "base." if isinstance(model, Beside) else None
         before = {key: v.clone() for key, v in model.state_dict().items() if not (frozen and key.startswith(frozen))}
         was_training, seconds, images = model.training, [], 1
         model.train()

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from ..masking import MaskedModel
 from ..objectives import Health
+from .beside import Beside
 from .quality import LEAST, Gain, as_quality
 
 GENTLER = 0.25  # of the learning rate, after going back
@@ -132,8 +133,8 @@ class Guard:
 
 
 def take_state(model: nn.Module, objective: nn.Module, optimizer: Optimizer) -> State:
-    """Everything that changes from step to step, as it is now: copy it to keep it. The base of a mask never changes."""
-    frozen = "base." if isinstance(model, MaskedModel) else None
+    """Everything that changes from step to step, as it is now: copy it to keep it. A frozen base never changes."""
+    frozen = "base." if isinstance(model, Beside) else None
     return {
         "model": {key: v for key, v in model.state_dict().items() if frozen is None or not key.startswith(frozen)},
         "objective": objective.state_dict(),

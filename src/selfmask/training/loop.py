@@ -39,6 +39,7 @@ class ParameterGroup:
     """Parameters that share a learning rate.
 
     per_tensor: gradients count in units of each tensor's own, as in `PerTensorSGD`.
+    together: parameters that count as one tensor there.
     start: the share of the run after which they learn.
     """
 
@@ -47,6 +48,7 @@ class ParameterGroup:
     weight_decay: float = 0.0
     per_tensor: bool = False
     start: float = 0.0
+    together: Sequence[Sequence[nn.Parameter]] = ()
 
 
 def train(
@@ -77,6 +79,7 @@ def train(
             for group in groups
         ],
         momentum=config.momentum,
+        together=[whole for group in groups for whole in group.together],
     )
     state = _State(model, objective, optimizer, folder, processes, guard)
     start = state.restore()

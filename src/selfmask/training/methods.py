@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import re
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from ..errors import ConfigError, MissingExtraError
 from ..masking import MaskConfig, MaskedModel, get_masked_model
 from ..masking.norms import norm_buffers, norm_layers
 from ..masking.selection import select_parameters
+from .beside import Beside, Tuned
 
 MethodName = Literal["mask", "full", "linear", "lora", "bitfit"]
 
@@ -34,15 +36,21 @@ class Learner:
         return self.model if isinstance(self.model, MaskedModel) else None
 
     @property
+    def beside(self) -> Beside | None:
+        """The model, if it keeps the frozen backbone beside what learns."""
+        return self.model if isinstance(self.model, MaskedModel | Tuned) else None
+
+    @property
     def frozen(self) -> nn.Module:
         """The backbone as it was, until training begins."""
-        return self.model if self.masked is None else self.masked.base
+        return self.model if self.beside is None else self.beside.base
 
     def kept(self) -> dict[str, Tensor]:
         """The tensors that training may have changed: what it trains, and the statistics of norm layers."""
         trained = {id(parameter) for parameter in self.parameters}
-        kept = {name: p.detach() for name, p in self.model.named_parameters() if id(p) in trained}
-        return (kept | norm_buffers(self.model)) if kept else {}
+        model = self.model.learned if isinstance(self.model, Tuned) else self.model
+        kept = {name: p.detach() for name, p in model.named_parameters() if id(p) in trained}
+        return (kept | norm_buffers(model)) if kept else {}
 
 
 def prepare(model: nn.Module, method: MethodName, mask: MaskConfig, rank: int = 8) -> Learner:
@@ -67,6 +75,19 @@ def prepare(model: nn.Module, method: MethodName, mask: MaskConfig, rank: int = 
     if not chosen:
         raise ConfigError("the backbone has neither biases nor norm layers to train", todo="choose another --method")
     return Learner(model, chosen)
+
+
+def prepare_beside(model: nn.Module, method: MethodName, mask: MaskConfig, rank: int = 8) -> Learner:
+    """The same without touching the model: what is learned can be compared with it at any time, and given up."""
+    if method == "mask":
+        return prepare(model, method, mask)
+    own = prepare(copy.deepcopy(model), method, mask, rank)
+    return Learner(Tuned(model, own.model, mask), own.parameters, own.targets)
+
+
+def frozen_beside(model: nn.Module, mask: MaskConfig) -> Learner:
+    """What is left where another method than a mask gained nothing: a copy like its base that learns no more."""
+    return Learner(Tuned(model, copy.deepcopy(model), mask), [])
 
 
 class Frozen(nn.Module):

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -21,8 +22,8 @@ from scipy.special import stdtrit  # type: ignore[import-untyped]
 from torch import Tensor
 
 from ..evaluation.whitening import scales
-from ..masking import MaskedModel
 from ..running import as_vectors, evaluating
+from .beside import Beside
 
 TEMPERATURE = 0.1  # of the softmax over images
 LEAST = 0.1  # below, images are hardly told apart at all: pure noise has 0.04, photographs and drawings 0.35 and more
@@ -34,28 +35,31 @@ _NOTHING = 1e-4  # of the mean: vectors that differ from it by less hardly diffe
 
 
 class Quality:
-    """Measures a masked model on held-out images, [n, ...], and distorted copies of them, [copies, n, ...]."""
+    """Measures a model on held-out images, [n, ...], and distorted copies of them, [copies, n, ...]."""
 
-    def __init__(self, masked: MaskedModel, images: Tensor, copies: Tensor) -> None:
-        self.masked, self._images, self._copies = masked, images, copies
+    def __init__(self, model: Beside, images: Tensor, copies: Tensor) -> None:
+        self.model, self._images, self._copies = model, images, copies
 
     def frozen(self) -> Tensor:
         """What the frozen backbone itself comes to."""
-        with self.masked.disable_mask():
-            return self()
+        return self._measured(self.model.frozen)
 
     def __call__(self) -> Tensor:
         """The log-probability [copies, n] that each copy is taken for the image that it is of."""
-        with evaluating(self.masked):
-            images, copies = self._vectors(self._images), self._vectors(self._copies.flatten(0, 1))
+        return self._measured(self.model)
+
+    def _measured(self, run: Callable[[Tensor], object]) -> Tensor:
+        with evaluating(self.model):
+            images, copies = _vectors(run, self._images), _vectors(run, self._copies.flatten(0, 1))
         if not bool(images.isfinite().all() and copies.isfinite().all()):
             images, copies = torch.zeros_like(images), torch.zeros_like(copies)  # all alike
         return recognised(images, copies.view(*self._copies.shape[:2], -1))
 
-    def _vectors(self, pixels: Tensor) -> Tensor:
-        with torch.inference_mode():
-            parts = [as_vectors(self.masked(part)).double() for part in torch.split(pixels, _AT_ONCE)]
-        return torch.cat(parts).cpu()
+
+def _vectors(run: Callable[[Tensor], object], pixels: Tensor) -> Tensor:
+    with torch.inference_mode():
+        parts = [as_vectors(run(part)).double() for part in torch.split(pixels, _AT_ONCE)]
+    return torch.cat(parts).cpu()
 
 
 def recognised(images: Tensor, copies: Tensor) -> Tensor:

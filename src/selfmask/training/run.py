@@ -139,7 +139,7 @@ class Run:
     def vectors(self, model: Callable[[Tensor], Tensor]) -> Tensor:
         """Features of all images that are trained on, in the order of their numbers; means of each and its mirror."""
         found = []
-        for numbers in self.batches.among.split(_AT_ONCE):
+        for numbers in torch.split(self.batches.among, _AT_ONCE):
             images = [fit(image, self.recipe.preprocessing) for image in self.store.batch(numbers.tolist())]
             pixels = normalised(torch.stack(images), self.recipe.preprocessing)
             pixels = pixels.to(self.processes.device, memory_format=torch.channels_last)
@@ -204,9 +204,9 @@ def run(
             among=sorted(set(range(len(store))) - set(held_out)),
         )
         current = Run(recipe, images, learner, features, store, held_out, batches, 0, processes, display, folder, began)
-        masked = learner.masked
-        if masked is not None and masked.config.norm == "anchored":
-            masked.anchor(current.reference)
+        beside = learner.beside
+        if beside is not None and beside.config.norm == "anchored":
+            beside.anchor(current.reference)
         current.steps = steps = _length(current)
         facts = {"steps": steps, "size": size, "processes": processes.count, **recipe.facts(learner)}
         processes.from_main(
@@ -239,8 +239,8 @@ def run(
         if same is not None and not store.cached:  # images were read all the time
             same.check()
         # With a guard, the best point has its statistics already.
-        if masked is not None and guard is None and masked.config.norm in ("anchored", "recalibrate"):
-            masked.recalibrate(current.reference)
+        if beside is not None and guard is None and beside.config.norm in ("anchored", "recalibrate"):
+            beside.recalibrate(current.reference)
         current.learner = learner = recipe.settled(current)
         learner.model.eval()
         objective.eval()
@@ -297,13 +297,19 @@ def decoded(images: Images, size: int, max_bad: float, display: Display, folder:
 def score_group(masked: MaskedModel, config: RunConfig, lr: float, steps: int, start: float = 0.0) -> ParameterGroup:
     """The scores of a mask. They never decay, and begin to learn after the share `start` of the run."""
     rate = score_rate(masked, lr, config.momentum, steps) if config.per_tensor else lr
-    return ParameterGroup(list(masked.scores.parameters()), rate, per_tensor=config.per_tensor, start=start)
+    return ParameterGroup(
+        list(masked.scores.parameters()),
+        rate,
+        per_tensor=config.per_tensor,
+        start=start,
+        together=masked.layers(),
+    )
 
 
 def score_rate(masked: MaskedModel, distance: float, momentum: float, steps: int) -> float:
     """The learning rate at its highest, if the scores of all layers together are to travel a distance in a run."""
-    # The more layers carry a mask, the less each may change.
-    layers = max(1, sum(score.dim() > 1 for score in masked.scores.parameters()))
+    # The more layers carry a mask, the less each may change; a layer counts once, into however many tensors it is cut.
+    layers = max(1, sum(any(score.dim() > 1 for score in layer) for layer in masked.layers()))
     # A cosine has half its height on average, and momentum adds up to 1 / (1 - momentum) times the gradient.
     return distance / layers * (1 - momentum) / (0.5 * steps)
 

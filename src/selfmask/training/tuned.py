@@ -24,6 +24,8 @@ from .methods import Learner, MethodName, add_lora
 
 FORMAT = "selfmask-tuned"
 """Its version is that of mask files; the first had none, and no hash."""
+FROZEN = "frozen"
+"""In place of a method: nothing better than the backbone was found, and the file changes nothing in it."""
 _WEIGHT, _HEAD = "weight.", "head."
 _MAX_TARGETS, _MAX_RANK = 10_000, 1 << 16
 
@@ -61,10 +63,10 @@ class OpenedTuned:
         }
 
 
-def write_tuned(path: Path, learner: Learner, head: Head, about: About) -> int:
-    """Write it atomically; return its size in bytes."""
+def write_tuned(path: Path, learner: Learner, head: Head | None, about: About) -> int:
+    """Write it atomically; return its size in bytes. Without labels, there is no head."""
     tensors = {_WEIGHT + name: value.detach().cpu().contiguous() for name, value in learner.kept().items()}
-    tensors |= {_HEAD + name: value.contiguous() for name, value in head.tensors().items()}
+    tensors |= {_HEAD + name: value.contiguous() for name, value in (head.tensors() if head else {}).items()}
     words = json.dumps(dataclasses.asdict(about), allow_nan=False)
     metadata = {"format": FORMAT, "version": VERSION, "about": words}
     data = container_bytes(tensors, metadata, hashed=hashed_words(FORMAT, VERSION, words))
@@ -95,8 +97,8 @@ def open_tuned(source: Source | Container) -> OpenedTuned:
         ) from error
 
 
-def load_tuned(model: nn.Module, file: Source | OpenedTuned) -> tuple[nn.Module, Head]:
-    """The backbone with what was learned on it (changed in place), in eval mode, and the head."""
+def load_tuned(model: nn.Module, file: Source | OpenedTuned) -> tuple[nn.Module, Head | None]:
+    """The backbone with what was learned on it (changed in place), in eval mode, and the head, if there is one."""
     opened = file if isinstance(file, OpenedTuned) else open_tuned(file)
     about, path = opened.about, opened.path
     weights, head = (
@@ -113,7 +115,7 @@ def load_tuned(model: nn.Module, file: Source | OpenedTuned) -> tuple[nn.Module,
     if odd := [name for name, value in weights.items() if not bool(value.isfinite().all())]:
         raise BadWeightsError(f"{path} contains weights that are not finite", found=", ".join(odd[:3])[:200])
     model.load_state_dict(weights, strict=False)
-    return model.eval(), head_of(head)
+    return model.eval(), head_of(head) if head else None
 
 
 def _check_base(model: nn.Module, opened: OpenedTuned) -> None:
@@ -176,7 +178,7 @@ def _about(file: Container, version: str) -> About:
             return checked.text(value, most=checked.MAX_NAME)
 
         return About(
-            method=checked.one_of(get("method"), get_args(MethodName)),
+            method=checked.one_of(get("method"), (*get_args(MethodName), FROZEN)),
             base_name=checked.optional(get("base_name"), name),
             fingerprint=checked.sha256(get("fingerprint")),
             preprocessing=Preprocessing.of_json(get("preprocessing")),

@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 from ...cascade.config import ShapeConfig
+from ...errors import ConfigError
 from ...settings import to_dict
 from ...training.seeds import derive
 from ..adapt import AdaptConfig
@@ -19,6 +20,11 @@ class CascadeConfig(ShapeConfig):
     """
 
     adapt: AdaptConfig = dataclasses.field(default_factory=lambda: AdaptConfig.preset("fast"))
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.adapt.method != "mask":
+            raise ConfigError("a cascade is made of masks", expected="the method mask", found=self.adapt.method)
 
     @staticmethod
     def preset(name: str, **changes: Any) -> CascadeConfig:
