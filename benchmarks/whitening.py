@@ -33,7 +33,7 @@ from selfmask.evaluation import knn_accuracy, linear_probe, nearest
 from selfmask.evaluation.feature_map import sample
 from selfmask.evaluation.moments import Moments
 from selfmask.evaluation.rows import few_per_class
-from selfmask.evaluation.whitening import scales, shrinkage, shrunk
+from selfmask.evaluation.whitening import DIRECTIONS, directions, scales, shrinkage, shrunk
 
 from .gate import backbone_named
 
@@ -172,6 +172,7 @@ def measured(vectors: Vectors) -> dict[str, Any]:
         "images": len(vectors.train),
         "width": vectors.train.shape[1],
         "bytes": len(whole.as_bytes()),
+        "directions": {str(power): directions(whole.variances.double(), power) for power in POWERS},
         "frozen": with_labels(vectors, lambda rows: rows),
         "powers": {
             str(power): with_labels(vectors, whole.at(power)) | {"without": without_labels(vectors, held.at(power))}
@@ -192,8 +193,13 @@ def measured(vectors: Vectors) -> dict[str, Any]:
 CRITERIA = ("recognised", "first", "margin", "neighbours")
 
 
-def chosen_power(line: dict[str, Any], criterion: str) -> float:
+def picked(line: dict[str, Any], criterion: str) -> float:
     return max(POWERS, key=lambda power: line["powers"][str(power)]["without"][criterion])
+
+
+def few_directions(line: dict[str, Any]) -> float:
+    """As the library chooses."""
+    return max((power for power in (0.25, 0.5) if line["directions"][str(power)] <= DIRECTIONS), default=0.0)
 
 
 def tables(lines: list[dict[str, Any]]) -> Iterator[str]:
@@ -212,7 +218,8 @@ def tables(lines: list[dict[str, Any]]) -> Iterator[str]:
         own = [line for line in lines if line["part"] == part]
         rules: dict[str, Callable[[dict[str, Any]], float]] = {
             **{f"always {power:g}": lambda _, power=power: power for power in POWERS},
-            **{name: lambda line, name=name: chosen_power(line, name) for name in CRITERIA},
+            **{name: lambda line, name=name: picked(line, name) for name in CRITERIA},
+            f"directions <= {DIRECTIONS} (auto)": few_directions,
             "best k-NN (with labels)": lambda line: max(POWERS, key=lambda p: line["powers"][str(p)]["knn"]),
         }
         for name, rule in rules.items():
