@@ -190,6 +190,7 @@ def measured(vectors: Vectors) -> dict[str, Any]:
 
 # ---- tables ---------------------------------------------------------------------------------------------------------
 
+MEASURES = ("knn", "probe_few", "probe")
 CRITERIA = ("recognised", "first", "margin", "neighbours")
 
 
@@ -203,14 +204,13 @@ def few_directions(line: dict[str, Any]) -> float:
 
 
 def tables(lines: list[dict[str, Any]]) -> Iterator[str]:
-    for measure, title in (("knn", "k-NN, k = 20"), ("probe_few", "probe, 10 labels a class"), ("probe", "probe, all")):
-        yield f"\n{title}\n"
-        yield "| | pair | frozen | " + " | ".join(f"power {power:g}" for power in POWERS) + " |"
-        yield "|---" * (3 + len(POWERS)) + "|"
-        for line in lines:
-            numbers = [line["frozen"], *(line["powers"][str(power)] for power in POWERS)]
-            cells = " | ".join(f"{100 * each[measure]:.1f}" for each in numbers)
-            yield f"| {line['part']} | {line['backbone']}, {line['images_of']} | {cells} |"
+    yield "\nk-NN (k = 20) / probe (10 labels a class) / probe (all labels)\n"
+    yield "| | pair | frozen | " + " | ".join(f"power {power:g}" for power in POWERS) + " |"
+    yield "|---" * (3 + len(POWERS)) + "|"
+    for line in lines:
+        numbers = [line["frozen"], *(line["powers"][str(power)] for power in POWERS)]
+        cells = [" / ".join(f"{100 * each[measure]:.1f}" for measure in MEASURES) for each in numbers]
+        yield f"| {line['part']} | {line['backbone']}, {line['images_of']} | {' | '.join(cells)} |"
     yield "\nGain over frozen in points, of the power that a criterion picks: k-NN, 10 labels a class, all labels\n"
     yield "| | criterion | picks | k-NN | 10 labels | all labels | worst |"
     yield "|---" * 7 + "|"
@@ -229,7 +229,7 @@ def tables(lines: list[dict[str, Any]]) -> Iterator[str]:
                     100 * (line["powers"][str(power)][measure] - line["frozen"][measure])
                     for line, power in zip(own, picks, strict=True)
                 ]
-                for measure in ("knn", "probe_few", "probe")
+                for measure in MEASURES
             }
             means = " | ".join(f"{statistics.mean(each):+.1f}" for each in gains.values())
             worst = min(min(each) for each in gains.values())
