@@ -60,7 +60,7 @@ def loaded_by(module: str) -> list[str]:
         ("selfmask.masking", 30, {*COMPILER, "timm", "PIL", "accelerate", "rich", "selfmask.data"}),
         (
             "selfmask.commands.adapt",
-            95,
+            105,
             {*COMPILER, "timm", "sklearn", "matplotlib", "peft", "transformers", "selfmask.cascade"},
         ),
     ],
