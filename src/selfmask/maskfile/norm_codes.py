@@ -117,7 +117,8 @@ def _codes(name: str, value: Tensor, base: Statistics, now: Statistics) -> Codes
             steps = np.rint((2 * fraction - 1) * 2**VARIANCE_BITS) + (exponent - 1.0) * 2**VARIANCE_BITS
         else:
             steps = np.rint((new - own) / _mean_step(now[_partner(name)]))
-    return np.clip(steps, -_MOST, _MOST).astype(np.int64)
+    codes: Codes = np.clip(steps, -_MOST, _MOST).astype(np.int64)
+    return codes
 
 
 def _decoded(name: str, codes: Codes, base: Statistics, now: Statistics) -> Tensor:
