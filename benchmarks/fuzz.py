@@ -98,7 +98,9 @@ def run_all(todo: Iterator[Chunk], workers: int, total: int, seconds: float) -> 
         running: set[Future[Result]] = {pool.submit(run_chunk, chunk) for chunk in islice(todo, workers)}
         while running:
             finished, running = wait(running, return_when=FIRST_COMPLETED)
-            results += [future.result() for future in finished]
+            results += (ended := [future.result() for future in finished])
+            for crash in (crash for result in ended for crash in result.crashes):
+                print(crash, flush=True)
             now = time.monotonic()
             if now - start < seconds:
                 running |= {pool.submit(run_chunk, chunk) for chunk in islice(todo, len(finished))}

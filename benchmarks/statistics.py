@@ -1,6 +1,6 @@
 """Batch-norm statistics in few bits: bytes, and what the rounding costs in accuracy; and bytes of whole files.
 
-    python -m benchmarks.statistics [--quick]   --quick leaves out what needs images and weights
+    python -m benchmarks.statistics PART ...   PART: files, resnet18, lite0
 
 Masks of backbones with real weights are adapted as `fast` does, for 60 steps and without the gate, so that there is a
 mask to measure. k-NN (k = 20, of the training images among the test images and the other way round) is measured with
@@ -33,27 +33,25 @@ from selfmask.preprocessing import Preprocessing
 from .common import SIZE, Row, as_table, digits, imagenet_lite0
 from .gate import FAST, backbone_named, randomly
 
-PAIRS = {"resnet18": "small-five", "lite0": "small-cifar10"}
+PAIRS = {"resnet18": "small-five", "lite0": "small-five"}
 STEPS, K = 60, 20
 BITS = (5, 6, 7)
 OFF = 0.0003  # the share of weights that `fast` switches off in a ResNet-50
 
 
-def accuracy_rows(console: Console) -> list[Row]:
-    """Statistics of adapted masks: their bytes, and k-NN with them and without the rounding."""
+def accuracy_rows(console: Console, name: str, images: str) -> list[Row]:
+    """Statistics of an adapted mask: their bytes, and k-NN with them and without the rounding."""
     table = Table(
         *("backbone", "images", "off", "bits", "float32", "coded", "ratio", "k-NN exact", "coded", "points"),
         title=f"Statistics after {STEPS} steps of `fast`",
     )
     rows = []
-    for name, images in PAIRS.items():
-        for bits, line, ratio, points in measured(name, images):
-            table.add_row(name, images, *line)
-            console.print(table)
-            if bits == norm_codes.MEAN_BITS:
-                what = f"{name}, {images}: bytes of statistics / float32"
-                rows.append(Row(what, line[3], line[2], ratio, 0.25))
-                rows.append(Row(f"{name}, {images}: change of k-NN, points", line[6], line[5], abs(points), 0.1))
+    for bits, line, ratio, points in measured(name, images):
+        table.add_row(name, images, *line)
+        if bits == norm_codes.MEAN_BITS:
+            rows.append(Row(f"{name}, {images}: bytes of statistics / float32", line[3], line[2], ratio, 0.25))
+            rows.append(Row(f"{name}, {images}: change of k-NN, points", line[6], line[5], abs(points), 0.1))
+    console.print(table)
     return rows
 
 
@@ -133,13 +131,11 @@ def on_digits(model: nn.Module) -> nn.Module:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true")
-    console = Console(width=150)
-    rows = file_rows()
+    parser.add_argument("part", nargs="+", choices=["files", *PAIRS])
+    console, rows = Console(width=150), list[Row]()
+    for part in parser.parse_args().part:
+        rows += file_rows() if part == "files" else accuracy_rows(console, part, PAIRS[part])
     console.print(as_table(rows))
-    if not parser.parse_args().quick:
-        rows += accuracy_rows(console)
-        console.print(as_table(rows))
     return 0 if all(row.holds for row in rows) else 1
 
 

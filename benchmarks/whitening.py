@@ -33,7 +33,7 @@ from selfmask.evaluation import knn_accuracy, linear_probe, nearest
 from selfmask.evaluation.feature_map import sample
 from selfmask.evaluation.moments import Moments
 from selfmask.evaluation.rows import few_per_class
-from selfmask.evaluation.whitening import scales, shrinkage, shrunk
+from selfmask.evaluation.whitening import DIRECTIONS, directions, scales, shrinkage, shrunk
 
 from .gate import backbone_named
 
@@ -172,6 +172,7 @@ def measured(vectors: Vectors) -> dict[str, Any]:
         "images": len(vectors.train),
         "width": vectors.train.shape[1],
         "bytes": len(whole.as_bytes()),
+        "directions": {str(power): directions(whole.variances.double(), power) for power in POWERS},
         "frozen": with_labels(vectors, lambda rows: rows),
         "powers": {
             str(power): with_labels(vectors, whole.at(power)) | {"without": without_labels(vectors, held.at(power))}
@@ -189,22 +190,27 @@ def measured(vectors: Vectors) -> dict[str, Any]:
 
 # ---- tables ---------------------------------------------------------------------------------------------------------
 
+MEASURES = ("knn", "probe_few", "probe")
 CRITERIA = ("recognised", "first", "margin", "neighbours")
 
 
-def chosen_power(line: dict[str, Any], criterion: str) -> float:
+def picked(line: dict[str, Any], criterion: str) -> float:
     return max(POWERS, key=lambda power: line["powers"][str(power)]["without"][criterion])
 
 
+def few_directions(line: dict[str, Any]) -> float:
+    """As the library chooses."""
+    return max((power for power in (0.25, 0.5) if line["directions"][str(power)] <= DIRECTIONS), default=0.0)
+
+
 def tables(lines: list[dict[str, Any]]) -> Iterator[str]:
-    for measure, title in (("knn", "k-NN, k = 20"), ("probe_few", "probe, 10 labels a class"), ("probe", "probe, all")):
-        yield f"\n{title}\n"
-        yield "| | pair | frozen | " + " | ".join(f"power {power:g}" for power in POWERS) + " |"
-        yield "|---" * (3 + len(POWERS)) + "|"
-        for line in lines:
-            numbers = [line["frozen"], *(line["powers"][str(power)] for power in POWERS)]
-            cells = " | ".join(f"{100 * each[measure]:.1f}" for each in numbers)
-            yield f"| {line['part']} | {line['backbone']}, {line['images_of']} | {cells} |"
+    yield "\nk-NN (k = 20) / probe (10 labels a class) / probe (all labels)\n"
+    yield "| | pair | frozen | " + " | ".join(f"power {power:g}" for power in POWERS) + " |"
+    yield "|---" * (3 + len(POWERS)) + "|"
+    for line in lines:
+        numbers = [line["frozen"], *(line["powers"][str(power)] for power in POWERS)]
+        cells = [" / ".join(f"{100 * each[measure]:.1f}" for measure in MEASURES) for each in numbers]
+        yield f"| {line['part']} | {line['backbone']}, {line['images_of']} | {' | '.join(cells)} |"
     yield "\nGain over frozen in points, of the power that a criterion picks: k-NN, 10 labels a class, all labels\n"
     yield "| | criterion | picks | k-NN | 10 labels | all labels | worst |"
     yield "|---" * 7 + "|"
@@ -212,7 +218,8 @@ def tables(lines: list[dict[str, Any]]) -> Iterator[str]:
         own = [line for line in lines if line["part"] == part]
         rules: dict[str, Callable[[dict[str, Any]], float]] = {
             **{f"always {power:g}": lambda _, power=power: power for power in POWERS},
-            **{name: lambda line, name=name: chosen_power(line, name) for name in CRITERIA},
+            **{name: lambda line, name=name: picked(line, name) for name in CRITERIA},
+            f"directions <= {DIRECTIONS} (auto)": few_directions,
             "best k-NN (with labels)": lambda line: max(POWERS, key=lambda p: line["powers"][str(p)]["knn"]),
         }
         for name, rule in rules.items():
@@ -222,7 +229,7 @@ def tables(lines: list[dict[str, Any]]) -> Iterator[str]:
                     100 * (line["powers"][str(power)][measure] - line["frozen"][measure])
                     for line, power in zip(own, picks, strict=True)
                 ]
-                for measure in ("knn", "probe_few", "probe")
+                for measure in MEASURES
             }
             means = " | ".join(f"{statistics.mean(each):+.1f}" for each in gains.values())
             worst = min(min(each) for each in gains.values())

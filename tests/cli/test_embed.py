@@ -168,7 +168,7 @@ def test_embed_fits_a_map_once_and_uses_it_ever_after(tmp_path: Path, weights: P
     again = run("embed", NAME, half, *options, tmp_path / "half.npz", "--batch-size", 8, "--json")
     found = json.loads(again.stdout)
     whiten = FeatureMap.load(tmp_path / "a.safetensors")
-    assert (found["map"], found["power"]) == (whiten.sha256, 0.5)
+    assert (found["map"], found["power"]) == (whiten.sha256, whiten.power)
     assert (tmp_path / "a.safetensors").read_bytes() == kept
     with np.load(tmp_path / "whole.npz") as one, np.load(tmp_path / "half.npz") as other:
         assert str(one["map"]) == str(other["map"]) == whiten.sha256

@@ -15,7 +15,7 @@ from selfmask import FeatureMap
 from selfmask.errors import EvaluationError, FeatureMapError, RunWriteError
 from selfmask.evaluation import feature_map
 from selfmask.evaluation.feature_map import MadeFor, power_named, sample
-from selfmask.evaluation.whitening import scales, shrinkage
+from selfmask.evaluation.whitening import chosen_power, directions, scales, shrinkage
 from selfmask.preprocessing import IMAGENET, Preprocessing
 
 from ..cascade.small import as_numpy, pixels
@@ -70,6 +70,18 @@ def test_scales_by_hand() -> None:
     torch.testing.assert_close(scales(variances, 1.0), torch.tensor([1 / 4, 1 / 2, 0.0]))
     torch.testing.assert_close(scales(variances, 0.5), torch.tensor([1 / 2, 2**-0.5, 0.0]))
     torch.testing.assert_close(scales(variances, 1.0, floor=0.3), torch.tensor([18**-0.5, 6**-0.5, 0.0]))
+
+
+def test_power_is_chosen_by_how_many_directions_are_at_work() -> None:
+    assert directions(torch.tensor([4.0, 4.0, 0.0]), 0.5) == pytest.approx(2)
+    assert directions(torch.tensor([4.0, 1.0]), 0.0) == pytest.approx(25 / 17)
+    assert directions(torch.tensor([4.0, 1.0]), 1.0) == pytest.approx(2)
+    wide = torch.logspace(0, -4, 512)
+    for some in (wide[:240], wide[:200], torch.ones(512), torch.ones(100)):
+        fitting = [power for power in (0.0, 0.25, 0.5) if directions(some, power) <= 150]
+        assert chosen_power(some) == max(fitting, default=0.0)
+    assert [chosen_power(torch.ones(width)) for width in (100, 512)] == [0.5, 0.0]
+    assert FeatureMap.fit(rows()).power == 0.5
 
 
 def test_batches_do_not_matter_neither_in_fitting_nor_in_mapping() -> None:

@@ -153,4 +153,4 @@ def base_fingerprint(model: nn.Module, known: Fingerprints | None = None) -> str
 
 
 def _hash(facts: list[object]) -> str:
-    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()  # settings in any order

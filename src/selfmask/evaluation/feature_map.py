@@ -25,10 +25,8 @@ from ..maskfile.manifest import hashed_words
 from ..preprocessing import Preprocessing
 from .inputs import check_features
 from .moments import Moments
-from .whitening import scales, shrinkage, shrunk
+from .whitening import chosen_power, scales, shrinkage, shrunk
 
-POWER = 0.5
-"""Of whitening, where nobody says another: docs/whitening.md has the why."""
 SAMPLE = 4096
 """Images that a map is fitted on, at most."""
 MAX_WIDTH = 4096
@@ -76,10 +74,13 @@ class FeatureMap:
     # ---- fitting ----------------------------------------------------------------------------------------------
 
     @staticmethod
-    def fit(vectors: Tensor | Iterable[Tensor], *, power: float = POWER, made_for: MadeFor | None = None) -> FeatureMap:
+    def fit(
+        vectors: Tensor | Iterable[Tensor], *, power: float | None = None, made_for: MadeFor | None = None
+    ) -> FeatureMap:
         """Fit to rows of vectors, or to batches of them, of which only sums are kept.
 
-        Of more than `SAMPLE` rows, a fixed sample is taken; batches are all taken.
+        Of more than `SAMPLE` rows, a fixed sample is taken; batches are all taken. power: by default chosen without
+        labels (`whitening.chosen_power`).
         """
         if isinstance(vectors, Tensor):
             vectors = [vectors[sample(len(vectors))]]
@@ -100,9 +101,8 @@ class FeatureMap:
         width = len(moments.mean)
         found = moments.coded(width)
         variances = shrunk(found.variances, shrinkage(found.variances.double(), moments.count))
-        return FeatureMap(
-            moments.mean.float(), found.codes, found.steps, variances, checked_power(power), moments.count, made_for
-        )
+        power = chosen_power(variances.double()) if power is None else checked_power(power)
+        return FeatureMap(moments.mean.float(), found.codes, found.steps, variances, power, moments.count, made_for)
 
     def at(self, power: float) -> FeatureMap:
         """The same map with another power of whitening."""

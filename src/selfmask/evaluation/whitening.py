@@ -10,6 +10,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+POWERS = (0.5, 0.25, 0.0)
+"""To choose from, where nobody says one."""
+DIRECTIONS = 150
+"""At work at once, at most: of more, a few labels cannot tell which matter (docs/whitening.md)."""
 _LEAST = 1e-12  # of the largest variance; with less, or with less than the next, a direction is taken by no image
 _NONE = 1e-30
 
@@ -38,3 +42,14 @@ def shrinkage(variances: Tensor, count: int) -> float:
 def shrunk(variances: Tensor, share: float) -> Tensor:
     """Variances, drawn towards their mean by a share."""
     return (1 - share) * variances + share * variances.mean()
+
+
+def directions(variances: Tensor, power: float) -> float:
+    """How many directions are at work after whitening: (sum of variances)^2 / sum of their squares."""
+    after = variances * scales(variances, power).square()
+    return float(after.sum().square() / after.square().sum().clamp(min=_NONE))
+
+
+def chosen_power(variances: Tensor) -> float:
+    """As much whitening as leaves no more than `DIRECTIONS` at work: chosen by the variances alone, without labels."""
+    return next((power for power in POWERS if directions(variances, power) <= DIRECTIONS), POWERS[-1])
