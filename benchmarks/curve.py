@@ -110,7 +110,9 @@ def main() -> None:
             line = perform(pair, given.budget, seed)
             with given.log.open("a") as file:
                 file.write(json.dumps(line) + "\n")
-            print(key, line["result"]["kept"], line["result"]["steps"], f"{line['result']['seconds']:.0f} s", flush=True)
+            print(
+                key, line["result"]["kept"], line["result"]["steps"], f"{line['result']['seconds']:.0f} s", flush=True
+            )
 
 
 if __name__ == "__main__":

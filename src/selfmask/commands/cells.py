@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
@@ -29,23 +30,26 @@ class AnyCell(Hashable, Protocol):
 C = TypeVar("C", bound=AnyCell)
 
 
-class Cells(ABC, Generic[C]):
-    """Runs cells of one kind.
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """What all cells of a comparison share.
 
     load: makes the backbone anew; methods change it.
     """
 
-    def __init__(
-        self,
-        load: Callable[[], Backbone],
-        images: Images,
-        folder: Path,
-        display: StagesDisplay,
-        weights: str | None,
-        max_bad: float,
-    ) -> None:
-        self.load, self.images, self.folder = load, images, folder
-        self.display, self.weights, self.max_bad = display, weights, max_bad
+    load: Callable[[], Backbone]
+    images: Images
+    folder: Path
+    display: StagesDisplay
+    weights: str | None
+    max_bad: float
+
+
+class Cells(ABC, Generic[C]):
+    """Runs cells of one kind."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
 
     @abstractmethod
     def cost(self, cell: C) -> int:
@@ -58,16 +62,16 @@ class Cells(ABC, Generic[C]):
     def run_all(self, cells: Sequence[C]) -> dict[C, dict[str, Any]]:
         """The results of all; those that are not there yet are run, in this order."""
         costs = {cell.title: self.cost(cell) for cell in cells}
-        with self.display.stages(costs, [cell.title for cell in cells if self.is_finished(cell)]):
+        with self.job.display.stages(costs, [cell.title for cell in cells if self.is_finished(cell)]):
             for cell in cells:
                 if not self.is_finished(cell):
-                    with self.display.stage(cell.title):
+                    with self.job.display.stage(cell.title):
                         self.run(cell)
                     gc.collect()  # models with graphs refer to themselves
         return {cell: RunFolder.read_json(self.place(cell) / RunFile.RESULT) for cell in cells}
 
     def place(self, cell: C) -> Path:
-        return self.folder / RunFile.CELLS / cell.name
+        return self.job.folder / RunFile.CELLS / cell.name
 
     def is_finished(self, cell: C) -> bool:
         return (self.place(cell) / RunFile.RESULT).exists()
@@ -76,13 +80,13 @@ class Cells(ABC, Generic[C]):
         """Adapt to all training images without labels, or take what is there."""
         return adapt(
             backbone.model,
-            self.images,
+            self.job.images,
             config,
             out=out,
             resume=True,
             preprocessing=backbone.preprocessing,
-            about={"backbone": backbone.name, "weights": self.weights},
-            max_bad=self.max_bad,
+            about={"backbone": backbone.name, "weights": self.job.weights},
+            max_bad=self.job.max_bad,
             report=report,
-            display=self.display,
+            display=self.job.display,
         )

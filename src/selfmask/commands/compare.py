@@ -32,7 +32,7 @@ from ..training import Processes, open_folder
 from ..training.display import StagesDisplay
 from ..training.methods import MethodName, need_peft
 from .adapt import AdaptConfig
-from .cells import Cells
+from .cells import Cells, Job
 from .rivals import RivalsRunner
 from .train import TrainConfig, train
 
@@ -164,11 +164,10 @@ def compare(
     load: makes the backbone anew; methods change it.
     images, test: labelled, with the same classes; test images are only ever measured with.
     """
-    config, display = config or CompareConfig(), display or StagesDisplay()
+    config = config or CompareConfig()
     assert config.labels
-    with _begun(load, images, test, config, out, about, max_bad) as (folder, weights):
-        runner = _Runner(load, images, test, config, folder, display, weights, max_bad)
-        return Comparison(runner.run_all(config.cells))
+    with _begun(load, images, test, config, out, about, max_bad, display) as job:
+        return Comparison(_Runner(job, test, config).run_all(config.cells))
 
 
 def compare_rivals(
@@ -186,11 +185,10 @@ def compare_rivals(
 
     test: labelled images, with `images` as the labelled ones to measure by; None where there are no labels.
     """
-    config, display = config or CompareConfig(labels=False), display or StagesDisplay()
+    config = config or CompareConfig(labels=False)
     assert not config.labels
-    with _begun(load, images, test, config, out, about, max_bad) as (folder, weights):
-        runner = RivalsRunner(load, images, test, config.adapt, folder, display, weights, max_bad)
-        return Rivals(runner.run_all(config.rival_cells))
+    with _begun(load, images, test, config, out, about, max_bad, display) as job:
+        return Rivals(RivalsRunner(job, test, config.adapt).run_all(config.rival_cells))
 
 
 @contextmanager
@@ -202,8 +200,9 @@ def _begun(
     out: str | Path,
     about: Mapping[str, Any] | None,
     max_bad: float,
-) -> Iterator[tuple[Path, str | None]]:
-    """The folder of the comparison, which nobody else may write to, and the file of the backbone's weights."""
+    display: StagesDisplay | None,
+) -> Iterator[Job]:
+    """What all cells share; nobody else may write to the folder meanwhile."""
     if Processes().count > 1:
         raise ConfigError("a comparison runs in one process", todo="start it without torchrun")
     backbone = load()
@@ -217,7 +216,7 @@ def _begun(
         }
         about = {"verb": "compare", **(about or {}), "backbone": backbone.name, "max_bad": max_bad}
         folder.begin(about, config.to_dict(), facts, free=GROWING)
-        yield folder.path, about.get("weights")
+        yield Job(load, images, folder.path, display or StagesDisplay(), about.get("weights"), max_bad)
 
 
 def _check(config: CompareConfig, images: Images) -> None:
@@ -243,33 +242,23 @@ def _check(config: CompareConfig, images: Images) -> None:
 class _Runner(Cells[Cell]):
     """Runs cells, and keeps what several of them need: vectors, and masks learned without labels."""
 
-    def __init__(
-        self,
-        load: Callable[[], Backbone],
-        images: Images,
-        test: Images,
-        config: CompareConfig,
-        folder: Path,
-        display: StagesDisplay,
-        weights: str | None,
-        max_bad: float,
-    ) -> None:
-        super().__init__(load, images, folder, display, weights, max_bad)
+    def __init__(self, job: Job, test: Images, config: CompareConfig) -> None:
+        super().__init__(job)
         self.test, self.config = test, config
         self._vectors: dict[str, list[_Part]] = {}
         self._maps: dict[str, FeatureMap] = {}
 
     def cost(self, cell: Cell) -> int:
         if cell.method in get_args(MethodName):
-            return self.config.training(cell).number_of_steps(max(1, round(len(self.images) * cell.share) // 64))
+            return self.config.training(cell).number_of_steps(max(1, round(len(self.job.images) * cell.share) // 64))
         if cell.method == "self-mask" and cell.share == min(self.config.label_fractions):
             # Two views and the frozen backbone's are three times one view.
-            return _A_PROBE + 3 * self.config.adaptation(cell.seed).number_of_steps(len(self.images) // 64)
+            return _A_PROBE + 3 * self.config.adaptation(cell.seed).number_of_steps(len(self.job.images) // 64)
         return _A_PROBE
 
     def run(self, cell: Cell) -> None:
         if cell.method in get_args(MethodName):
-            backbone = self.load()
+            backbone = self.job.load()
             self._train(cell, backbone)
             return
         start = time.perf_counter()
@@ -285,35 +274,35 @@ class _Runner(Cells[Cell]):
         try:
             train(
                 backbone.model,
-                self.images,
+                self.job.images,
                 self.config.training(cell),
                 test=self.test,
                 out=self.place(cell),
                 resume=True,
                 preprocessing=backbone.preprocessing,
-                about={"backbone": backbone.name, "weights": self.weights},
-                max_bad=self.max_bad,
-                display=self.display,
+                about={"backbone": backbone.name, "weights": self.job.weights},
+                max_bad=self.job.max_bad,
+                display=self.job.display,
             )
         except DivergedRunError as error:  # it would again: a result, too, if a poor one
             with open_folder(self.place(cell), True, Processes()) as folder:
                 assert folder is not None
                 folder.write_json(RunFile.RESULT, {"method": cell.method, "diverged": error.what})
-            self.display.say(f"{cell.name}: {error.what}")
+            self.job.display.say(f"{cell.name}: {error.what}")
 
     def _self_mask(self, which: str, seed: int) -> int:
         """Adapt to all training images without labels, or take what is there; the bytes of the mask."""
         if which not in self._vectors:
-            backbone = self.load()
-            result = self.adapted(backbone, self.config.adaptation(seed), self.folder / which)
+            backbone = self.job.load()
+            result = self.adapted(backbone, self.config.adaptation(seed), self.job.folder / which)
             self._vectors[which] = self._embedded(result.model, backbone.preprocessing)
-        return (self.folder / which / RunFile.MASK).stat().st_size
+        return (self.job.folder / which / RunFile.MASK).stat().st_size
 
     def _embedded(self, model: nn.Module, preprocessing: Preprocessing) -> list[_Part]:
         size = self.config.adapt.size
         preprocessing = preprocessing if size is None else dataclasses.replace(preprocessing, size=(size, size))
         found = []
-        for images in (self.images, self.test):
+        for images in (self.job.images, self.test):
             assert images.labels is not None
             vectors, kept = embed(model.to(Processes().device), images, preprocessing)
             found.append(_Part(vectors, torch.tensor(images.labels)[kept], kept))
@@ -321,7 +310,7 @@ class _Runner(Cells[Cell]):
 
     def _probe(self, which: str, cell: Cell, mask_bytes: int, start: float) -> dict[str, Any]:
         if which not in self._vectors:
-            backbone = self.load()
+            backbone = self.job.load()
             self._vectors[which] = self._embedded(backbone.model, backbone.preprocessing)
         train, test = self._vectors[which]
         if cell.method.endswith(MAP):
@@ -331,12 +320,14 @@ class _Runner(Cells[Cell]):
             train, test = (part._replace(vectors=whiten(part.vectors)) for part in (train, test))
             mask_bytes += len(whiten.as_bytes())
         # Of all labels, those of unreadable images included: every method is to see the same.
-        split = label_split(self.images.labels or [], cell.share, cell.seed, stratified=self.config.train.stratified)
+        split = label_split(
+            self.job.images.labels or [], cell.share, cell.seed, stratified=self.config.train.stratified
+        )
         wanted = set(split)
         chosen = [row for row, number in enumerate(train.numbers) if number in wanted]
         probe = linear_probe_fit(train.vectors[chosen], train.labels[chosen])
         right = probe.rank(test.vectors)[:, 0] == test.labels
-        classes = self.images.classes or [str(name) for name in probe.classes.tolist()]
+        classes = self.job.images.classes or [str(name) for name in probe.classes.tolist()]
         head = LinearHead(train.vectors.shape[1], classes, normalised=True)
         return {
             "method": cell.method,

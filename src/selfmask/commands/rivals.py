@@ -7,8 +7,7 @@ images and learns nothing, stand beside them.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any, cast, get_args
 
 import numpy as np
@@ -28,9 +27,8 @@ from ..masking.norms import norm_layers
 from ..preprocessing import Preprocessing, preprocessing_for
 from ..report.rivals import RivalCell
 from ..training import Processes, open_folder
-from ..training.display import StagesDisplay
 from .adapt import AdaptConfig, AdaptMethod
-from .cells import Cells
+from .cells import Cells, Job
 from .evaluate import features_of
 
 ADABN = "adabn"
@@ -45,30 +43,20 @@ class RivalsRunner(Cells[RivalCell]):
     test: labelled images to measure with, or None where there are no labels.
     """
 
-    def __init__(
-        self,
-        load: Callable[[], Backbone],
-        images: Images,
-        test: Images | None,
-        config: AdaptConfig,
-        folder: Path,
-        display: StagesDisplay,
-        weights: str | None,
-        max_bad: float,
-    ) -> None:
-        super().__init__(load, images, folder, display, weights, max_bad)
+    def __init__(self, job: Job, test: Images | None, config: AdaptConfig) -> None:
+        super().__init__(job)
         self.test, self.config = test, config
 
     def cost(self, cell: RivalCell) -> int:
         if cell.method not in get_args(AdaptMethod):
             return _A_LOOK
-        return _A_LOOK + self.config.number_of_steps(max(1, len(self.images) // self.config.batch_size))
+        return _A_LOOK + self.config.number_of_steps(max(1, len(self.job.images) // self.config.batch_size))
 
     def run(self, cell: RivalCell) -> None:
         start = time.perf_counter()
         with open_folder(self.place(cell), True, Processes()) as folder:
             assert folder is not None
-            backbone = self.load()
+            backbone = self.job.load()
             preprocessing = preprocessing_for(backbone.preprocessing, None, self.config.size)
             model, numbers = self._made(cell, backbone, preprocessing)
             seconds = numbers.pop("seconds", time.perf_counter() - start)
@@ -80,11 +68,11 @@ class RivalsRunner(Cells[RivalCell]):
     ) -> tuple[nn.Module, dict[str, Any]]:
         """What the method makes of the backbone, and what that took."""
         if cell.method == ADABN:
-            adapted = adabn(backbone.model, self.images, preprocessing)
+            adapted = adabn(backbone.model, self.job.images, preprocessing)
             return adapted, {"bytes": len(adapted.mask_bytes())}
         if cell.method not in get_args(AdaptMethod):
             return backbone.model, {"bytes": 0}
-        out = self.folder / "adapted" / cell.name
+        out = self.job.folder / "adapted" / cell.name
         config = self.config.changed(method=cast(AdaptMethod, cell.method), seed=cell.seed)
         result = self.adapted(backbone, config, out, report=False)
         file = out / (RunFile.MASK if cell.method == "mask" else RunFile.TUNED)
@@ -98,7 +86,7 @@ class RivalsRunner(Cells[RivalCell]):
             return {"rows": {}}
         model = model.to(Processes().device).eval()
         embedder = Embedder("", model, preprocessing, 0, variants=PlainVariants(model, method, method))
-        features = with_maps(features_of(embedder, self.images, self.test))
+        features = with_maps(features_of(embedder, self.job.images, self.test))
         return {"rows": rows_of(features), "map_bytes": sum(len(each.as_bytes()) for each in features.maps.values())}
 
 
