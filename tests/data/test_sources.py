@@ -267,7 +267,7 @@ def test_array_file(tmp_path: Path) -> None:
         ({"train_labels": np.zeros(6)}, "integer"),
         ({"train_labels": np.array([0, 1, 3, 0, 1, 2])}, "0 to 2"),
         ({"train_labels": np.array([0, -1, 3, 0, 1, 2])}, "-1"),
-        ({"train_images": np.array([{}], dtype=object)}, "allow_pickle"),
+        ({"train_images": np.array([{}], dtype=object)}, "pickled objects"),
     ],
 )
 def test_malformed_arrays(tmp_path: Path, changes: dict[str, Any], reason: str) -> None:

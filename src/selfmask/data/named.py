@@ -14,6 +14,7 @@ from torch.utils.data import ConcatDataset, Dataset
 from ..errors import DataUnavailableError, MalformedDataError, UnknownDataError
 from .folders import SPLITS
 from .images import printable
+from .npz import TooLargeError, open_npz
 from .sources import ArrayImages, DatasetImages, Images
 
 BUNDLED = {"selfmask/fashion": Path(__file__).parent / "bundled" / "fashion.npz"}
@@ -82,20 +83,24 @@ def open_arrays(file: Path, split: str) -> ArrayImages:
     if not file.is_file():  # a pipe would be waited for
         raise _malformed(file, "an .npz file of plain arrays", "something that is not a regular file")
     try:
-        with file.open("rb") as opened, np.load(opened, allow_pickle=False) as arrays:
+        with open_npz(file) as arrays:
             part = next((part for part in SPLITS[split] if f"{part}_images" in arrays), None)
             if part is None:
-                raise _malformed(file, f"an array {split}_images", ", ".join(arrays) or "no array")
-            pixels = arrays[f"{part}_images"]
-            labels = arrays.get(f"{part}_labels")
-            classes = arrays.get("classes")
-        for array in (pixels, labels, classes):
-            if not isinstance(array, np.ndarray | None):  # numpy hands out what is no array of its own as bytes
-                raise _malformed(file, "an .npz file of plain arrays", type(array).__name__)
+                raise _malformed(file, f"an array {split}_images", ", ".join(arrays.names) or "no array")
+            pixels = arrays.read(f"{part}_images")
+            labels = arrays.read(name, as_list=True) if (name := f"{part}_labels") in arrays else None
+            classes = arrays.read("classes", as_list=True) if "classes" in arrays else None
     except MalformedDataError:
         raise
+    except TooLargeError as error:
+        raise MalformedDataError(
+            f"the arrays in {printable(file)} do not fit into memory",
+            expected="arrays that do, unpacked",
+            found=str(error),
+            todo="store the images as files in a folder, from which they are read as needed",
+        ) from error
     except Exception as error:  # zip, zlib and numpy raise many kinds on damaged files
-        raise _malformed(file, "an .npz file of plain arrays", f"{type(error).__name__}: {error}") from error
+        raise _malformed(file, "an .npz file of plain arrays", f"{type(error).__name__}: {error}"[:200]) from error
     if pixels.dtype != np.uint8 or not (pixels.ndim == 3 or (pixels.ndim == 4 and pixels.shape[3] == 3)):
         raise _malformed(file, "images as uint8, N x H x W or N x H x W x 3", f"{pixels.dtype} {pixels.shape}")
     if pixels.size == 0 and len(pixels):

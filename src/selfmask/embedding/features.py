@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from .. import checked
 from ..data import Images
 from ..data.identity import digest, stamps
+from ..data.npz import open_npz
 from ..errors import EvaluationError, FeaturesWriteError, ImagesChangedError, MissingExtraError, unwritable
 from ..files import RunFile, remove_temporaries, replacing
 from ..locks import Lock
@@ -221,9 +222,9 @@ def _content(part: Path, numbers: range) -> str | None:
     All sums are checked, and what does not fit is made anew.
     """
     try:
-        with part.open("rb") as opened, np.load(opened) as file:
-            indices, vectors, bad, reasons = (file[name] for name in ("indices", "vectors", "bad", "reasons"))
-            content = str(file["content"])
+        with open_npz(part) as file:
+            indices, vectors, bad, reasons = (file.read(name) for name in ("indices", "vectors", "bad", "reasons"))
+            content = str(file.read("content"))
         fits = (
             indices.dtype == bad.dtype == np.int64
             and vectors.dtype == np.float32
@@ -241,9 +242,9 @@ def _outcome(parts: list[Path], images: Images) -> tuple[list[str], list[tuple[s
     """The names of the images that have a vector, and of those that have none, with the reason."""
     names, bad = list[str](), list[tuple[str, str]]()
     for part in parts:
-        with np.load(part) as file:
-            names += [images.names[number] for number in file["indices"]]
-            bad += [(images.names[i], str(why)) for i, why in zip(file["bad"], file["reasons"], strict=True)]
+        with open_npz(part) as file:
+            names += [images.names[number] for number in file.read("indices")]
+            bad += [(images.names[i], str(why)) for i, why in zip(file.read("bad"), file.read("reasons"), strict=True)]
     if not names:
         raise EvaluationError(
             f"none of the {len(images):,} images could be read",
@@ -262,9 +263,9 @@ Assemble = Callable[[Path, list[str], int, list[Path]], None]
 
 def _vectors(parts: list[Path]) -> Iterator[NDArray[np.float32]]:
     for part in parts:
-        with np.load(part) as file:
-            if len(file["indices"]):
-                yield file["vectors"]
+        with open_npz(part) as file:
+            if len(file.read("indices")):
+                yield file.read("vectors")
 
 
 def _format(path: Path) -> Assemble:
