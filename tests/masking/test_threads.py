@@ -22,7 +22,7 @@ from selfmask.embedding.embedder import MASK, MaskVariants
 from selfmask.errors import ConfigError, UnknownMaskError
 
 from .architectures import ARCHITECTURES, as_tensor, base_of, digits_base, inputs_of, loss_of, perturb_scores, state_of
-from .test_model import images, masked_digits, saved
+from .digits import images, masked_digits, saved
 
 NAMES = ["one", "two", "three", "four", "five"]
 
@@ -540,13 +540,13 @@ def test_gradients_of_inputs_while_masks_are_switched(masked: MaskedModel) -> No
 def test_memory_is_used_again(masked: MaskedModel) -> None:
     """Fresh memory at every switch would cost more than the switch."""
     masked.set_mask("one")
-    before = [slot.buffer.data_ptr() for slot in masked._slots.values()]
+    before = [slot.buffer.data_ptr() for slot in masked._effective.slots.values()]
     for name in NAMES:
         with torch.no_grad():
             masked(images())
         masked(images())
         masked.set_mask(name)
-        assert [slot.buffer.data_ptr() for slot in masked._slots.values()] == before
+        assert [slot.buffer.data_ptr() for slot in masked._effective.slots.values()] == before
 
 
 def test_backwards_in_many_threads() -> None:

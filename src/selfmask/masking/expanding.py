@@ -1,0 +1,79 @@
+"""The effective weights of all tensors of a mask: computed once, and shared for as long as nothing changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from ..maskfile import PackedMask, unpack_bits
+from .config import MaskConfig
+from .effective import EffectiveWeight, apply_mask_, count_ones, inverse_alpha, unpack_mask_
+from .rules import write_mask
+
+Weights = Mapping[str, Tensor]
+Write = Callable[[Weights, Weights], dict[str, float]]
+"""Writes the effective weight of every tensor, given first, into the memory given second; returns 1 / alpha of each."""
+
+
+class EffectiveWeights:
+    """W * M / alpha for every masked tensor, computed only when something changed or a graph was used up."""
+
+    def __init__(self) -> None:
+        self.slots: dict[str, EffectiveWeight] = {}
+        self._key: object = None
+
+    def of(
+        self, key: object, weights: Weights, tracked: Mapping[str, Tensor], write: Write, detach_alpha: bool
+    ) -> dict[str, Tensor]:
+        """Those of these weights. They are current if `key` equals that of the last call.
+
+        tracked: the scores of those that a gradient is wanted for.
+        """
+        # Taken once: a backward in another thread may take them away at any time.
+        kept = {name: self.slots[name].output for name in weights} if key == self._key else {}
+        outputs = {
+            name: output
+            for name, output in kept.items()
+            if output is not None and (output.requires_grad or name not in tracked)
+        }
+        if outputs and len(outputs) == len(weights):
+            return outputs
+        kept, outputs = {}, {}  # what is held cannot be written over
+        with torch.inference_mode(False), torch.no_grad():
+            self.slots = {name: self.slots.get(name) or EffectiveWeight() for name in weights}
+            blank = {name: self.slots[name].blank(weight) for name, weight in weights.items()}
+            inverse = write(weights, blank)
+        for name, weight in weights.items():
+            outputs[name] = self.slots[name].finish(tracked.get(name), weight, inverse[name], detach_alpha)
+        self._key = key
+        return outputs
+
+
+def write_scored(
+    scores: Weights, config: MaskConfig, progress: float, chosen: Weights, weights: Weights, blank: Weights
+) -> dict[str, float]:
+    """`Write` the mask that these scores give at this point of training."""
+    counts = []
+    for name, out in blank.items():
+        write_mask(scores[name], config, progress, chosen.get(name), out)
+        counts.append(count_ones(out))
+    # One transfer for all counts: on a GPU each would wait for the device.
+    number_on = torch.stack(counts).tolist()
+    inverse = {name: inverse_alpha(on, blank[name].numel()) for name, on in zip(blank, number_on, strict=True)}
+    for name, out in blank.items():
+        apply_mask_(out, weights[name], inverse[name])
+    return inverse
+
+
+def write_packed(mask: PackedMask, weights: Weights, blank: Weights) -> dict[str, float]:
+    """`Write` a loaded mask."""
+    inverse = {}
+    for name, out in blank.items():
+        weight, flags = weights[name], mask.chosen.get(name)
+        chosen = None if flags is None else unpack_bits(flags, weight.numel()).view(weight.shape)
+        inverse[name] = inverse_alpha(mask.active[name] + weight.numel() - mask.sizes[name], weight.numel())
+        unpack_mask_(mask.bits[name], chosen, out)
+        apply_mask_(out, weight, inverse[name])
+    return inverse

@@ -1,0 +1,135 @@
+"""Masks to files, and back onto their base."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from ..errors import ConfigError, MaskWriteError, WrongBaseError
+from ..files import write_atomically
+from ..maskfile import (
+    Bits,
+    MaskSource,
+    PackedMask,
+    PathLike,
+    mask_file_bytes,
+    pack_bits,
+    read_mask_file,
+    state_of,
+)
+from .config import MaskConfig
+from .locks import exclusive
+from .masks import Masks
+from .norms import norm_buffers, saved_statistics
+from .scores import choose_fraction
+from .selection import tied_names
+
+
+class StoredMasks(Masks):
+    """Masks that can be packed, written and loaded."""
+
+    def save_pretrained(
+        self,
+        path: PathLike,
+        *,
+        relative_to: MaskSource | None = None,
+        head: Mapping[str, Tensor] | None = None,
+        notes: str = "",
+    ) -> int:
+        """Write the active mask to one `.smn` file, atomically, and return its size in bytes.
+
+        With `relative_to`, a loaded mask or a file, only the difference from it is stored; loading needs it again.
+        """
+        data = self.mask_bytes(relative_to=relative_to, head=head, notes=notes)
+        return write_atomically(Path(path), data, MaskWriteError)
+
+    @exclusive
+    def mask_bytes(
+        self, *, relative_to: MaskSource | None = None, head: Mapping[str, Tensor] | None = None, notes: str = ""
+    ) -> bytes:
+        """The content of the file that `save_pretrained` writes, to be stored elsewhere."""
+        mask = self.pack(head=head, notes=notes)
+        reference = None if relative_to is None else self._resolve(relative_to)
+        # A converted base no longer has the weights by whose size readers tell the classes of weights.
+        parameters = {} if self._converted else self._weights(mask.sizes)
+        return mask_file_bytes(mask, parameters, relative_to=reference)
+
+    @exclusive
+    def load_mask(self, path: MaskSource, name: str, *, relative_to: MaskSource | None = None) -> None:
+        """Load another mask, bit-packed; `set_mask(name)` then makes it the active one."""
+        if name in self.mask_names:
+            raise ConfigError(f"a mask named {name!r} is already loaded", todo="choose another name")
+        mask = self._read(path, None if relative_to is None else self._resolve(relative_to))
+        names = list(mask.sizes)
+        known = [tied for tied in self._tied.values() if list(tied) == names]
+        self._tied[name] = known[0] if known else tied_names(self.base, names)
+        self._packed[name] = mask
+
+    @exclusive
+    def pack(self, *, head: Mapping[str, Tensor] | None = None, notes: str = "") -> PackedMask:
+        """The active mask as bits and statistics, with all metadata of a mask file."""
+        active = self._require_active()
+        if active in self._packed:
+            mask = self._packed[active]
+            return mask if head is None and not notes else mask.replaced(head=head, notes=notes or None)
+        bits, sizes = {}, {}
+        for name, flat in self.masks():
+            bits[name], sizes[name] = pack_bits(flat), flat.numel()
+        weights = self._weights(bits)
+        statistics = saved_statistics(self._statistics(active))
+        own = saved_statistics(norm_buffers(self.base))
+        frozen = self.config.norm == "frozen"
+        state = state_of(self.base)
+        return PackedMask(
+            bits=bits,
+            sizes=sizes,
+            shapes={name: tuple(weight.shape) for name, weight in weights.items()},
+            config=self.config.to_dict(),
+            norm={} if frozen else {name: value.detach().clone() for name, value in statistics.items()},
+            norm_fingerprint=self._fingerprints.of(own) if frozen and own else None,
+            chosen={name: pack_bits(chosen.flatten()) for name, chosen in self._chosen.items()},
+            head=dict(head or {}),
+            base_name=self.base_name,
+            base_fingerprint=self._fingerprints.of(state.stored),
+            base_tensors=len(state.stored),
+            tables_fingerprint=self._fingerprints.of(state.tables) if state.tables else None,
+            fingerprint=self._fingerprints.of(weights),
+            preprocessing=self.preprocessing,
+            notes=notes,
+            progress=self._progress,
+        )
+
+    def _read(self, path: MaskSource, reference: PackedMask | None) -> PackedMask:
+        if self._converted:
+            raise WrongBaseError(
+                "the base was converted to another dtype after it was masked",
+                expected="the original weights, which masks are made for",
+                found="rounded weights",
+                todo="load all masks first, then convert with .to(dtype)",
+            )
+        return read_mask_file(
+            path,
+            parameters=dict(self.base.named_parameters(remove_duplicate=False)),
+            buffers=saved_statistics(norm_buffers(self.base)),
+            state=state_of(self.base),
+            fingerprints=self._fingerprints,
+            choose=self._choose,
+            references=(self._resolve(name) for name in self.mask_names) if reference is None else [reference],
+            members=self._members,
+        )
+
+    def _choose(self, config: Mapping[str, Any], names: Iterable[str]) -> dict[str, Bits]:
+        """Packed flags of the weights that carry a bit under a config, for tensors where not all do."""
+        parsed = MaskConfig.from_dict(config)
+        choices = {name: choose_fraction(name, weight, parsed) for name, weight in self._weights(names).items()}
+        return {name: pack_bits(chosen.flatten()) for name, chosen in choices.items() if chosen is not None}
+
+    def _resolve(self, mask: MaskSource) -> PackedMask:
+        """A mask given by the name it is loaded under, or by its file."""
+        if not isinstance(mask, str) or mask not in self.mask_names:
+            return self._read(mask, None)
+        with self.using(mask):
+            return self.pack()
