@@ -69,7 +69,7 @@ def test_names_that_are_taken_get_that_of_their_part() -> None:
 def test_help_has_everyday_options_first_and_the_rest_in_panels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     words = fine(selfmask("adapt", "--help")).stdout
-    order = ["--backbone", "--out", "--preset", "--steps", "--epochs", "--size", "--batch-size", "--seed", "--gate"]
+    order = ["--backbone", "--preset", "--out", "--steps", "--epochs", "--size", "--batch-size", "--seed", "--gate"]
     order += ["--resume", "--config", "--json", "─ Mask ", "--rule", "─ Objective ", "--prototypes", "─ Views "]
     order += ["--jitter", "─ Optimizer ", "--head-lr", "─ Running ", "--max-bad"]
     places = [words.index(f"│ {each}" if each.startswith("--") else each) for each in order]

@@ -318,16 +318,21 @@ CONFIGS = {
 }
 
 
-def mutate_config(rng: random.Random) -> Case:
-    suffix = rng.choice(sorted(CONFIGS))
-    return lines(CONFIGS[suffix], rng), suffix
+def mutate_text(texts: dict[str, str], rng: random.Random) -> Case:
+    """One of these text files, by its suffix, damaged."""
+    suffix = rng.choice(sorted(texts))
+    return lines(texts[suffix], rng), suffix
+
+
+def written(case: Case, folder: Path) -> Path:
+    path = folder / f"text{case[1]}"
+    path.write_bytes(case[0])
+    return path
 
 
 def read_config(case: Case, folder: Path) -> str:
-    path = folder / f"config{case[1]}"
-    path.write_bytes(case[0])
     try:
-        values = read_config_file(path).values
+        values = read_config_file(written(case, folder)).values
         values.pop("preset", None)
         merged(AdaptConfig, typed(AdaptConfig, values))
     except SelfmaskError as error:
@@ -373,14 +378,8 @@ LISTS = {
 }
 
 
-def mutate_list(rng: random.Random) -> Case:
-    suffix = rng.choice(sorted(LISTS))
-    return lines(LISTS[suffix], rng), suffix
-
-
 def read_list(case: Case, folder: Path) -> str:
-    path = folder / f"list{case[1]}"
-    path.write_bytes(case[0])
+    path = written(case, folder)
     try:
         if case[1] == ".names":
             assert all(isinstance(name, str) for name in read_class_names(path))
@@ -474,9 +473,9 @@ FORMATS = {
     "vectors (cache)": Format(mutate_cached, read_cached, 80),
     "vectors (parts)": Format(mutate_parts, read_parts, 20),
     "checkpoint": Format(mutate_checkpoint, read_a_checkpoint, 80),
-    "config": Format(mutate_config, read_config, 80),
+    "config": Format(functools.partial(mutate_text, CONFIGS), read_config, 80),
     "run folder": Format(mutate_run, read_run, 60),
-    "list": Format(mutate_list, read_list, 60),
+    "list": Format(functools.partial(mutate_text, LISTS), read_list, 60),
     "npz": Format(mutate_arrays, read_arrays, 60),
     "weights": Format(mutate_weights, read_weights_file, 40),
 }

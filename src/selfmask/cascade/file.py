@@ -43,27 +43,28 @@ _MAX_WIDTH, _MAX_WORD = 1 << 20, 200
 
 
 @dataclasses.dataclass(frozen=True)
-class CascadeAbout:
-    """What a cascade file says of itself, and the bytes of its parts."""
+class _Words:
+    """What a cascade file says of itself."""
 
     creator: str
     experts: int
     width: int
     settings: dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class CascadeAbout(_Words):
+    """And what it holds: the manifest of its dispatcher's mask (base, preprocessing and so on), bytes of its parts."""
+
     manifest: Manifest
-    """Of the dispatcher's mask: base, preprocessing and so on."""
     parts: dict[str, int]
 
 
 @dataclasses.dataclass(frozen=True)
-class _Words:
-    """The short document of a cascade."""
+class _Document(_Words):
+    """And what else may be in it."""
 
-    creator: str
-    experts: int
-    width: int
-    settings: dict[str, Any]
-    extensions: dict[str, Extension] = dataclasses.field(default_factory=dict)
+    extensions: dict[str, Extension]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -182,7 +183,7 @@ def _group(tensors: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
     return {key.removeprefix(f"{name}."): value for key, value in tensors.items() if key.startswith(f"{name}.")}
 
 
-def _check_table(file: Container, about: _Words) -> None:
+def _check_table(file: Container, about: _Document) -> None:
     """Before any of them is read: the tensors are those of a cascade, as far as names, types and sizes tell."""
     masks, names = set(_masks(about.experts)), ("router", *COMBINATIONS)
     if missing := sorted(masks - set(file.table)):
@@ -202,7 +203,7 @@ def _check_table(file: Container, about: _Words) -> None:
         raise CorruptCascadeError("a mask in the file is not a mask file", found=min(odd_masks))
 
 
-def _about(name: str, metadata: Mapping[str, str]) -> _Words:
+def _about(name: str, metadata: Mapping[str, str]) -> _Document:
     if metadata.get("format") != FORMAT:
         raise NotAMaskFileError(
             f"{name} is not a cascade file",
@@ -213,7 +214,7 @@ def _about(name: str, metadata: Mapping[str, str]) -> _Words:
     check_version("cascade", version)
     try:
         fields = checked.mapping(checked.document(checked.member(metadata, "about")))
-        return _Words(
+        return _Document(
             checked.printable(checked.member(fields, "creator"), most=_MAX_WORD),
             checked.count(checked.member(fields, "experts"), least=1, most=MAX_EXPERTS),
             checked.count(checked.member(fields, "width"), least=1, most=_MAX_WIDTH),

@@ -11,19 +11,7 @@ from rich.table import Table
 
 from ..commands.adapt import PRESETS, AdaptConfig
 from . import options
-from .asking import (
-    BackboneOption,
-    ConfigOption,
-    ImagesArgument,
-    JsonOption,
-    LearnNames,
-    MaxBadOption,
-    MaxPixelsOption,
-    ResumeOption,
-    SplitOption,
-    WeightsOption,
-    ask,
-)
+from .asking import ConfigOption, JsonOption, LearnNames, ResumeOption, ask
 from .console import Console, print_json
 from .options import Given, Verb
 
@@ -36,6 +24,7 @@ VIEW_SIZES = {
 }
 VERB = Verb(
     name="adapt",
+    names=LearnNames,
     config=AdaptConfig,
     start=lambda preset, _: AdaptConfig.preset(preset),
     presets=tuple(PRESETS),
@@ -49,25 +38,12 @@ def command() -> Callable[..., None]:
 
 
 def adapt(
-    images: ImagesArgument = None,
-    backbone: BackboneOption = None,
     out: Annotated[Path | None, typer.Option(help="Run folder.", show_default="runs/NAME-OF-IMAGES")] = None,
-    preset: Annotated[
-        str | None,
-        typer.Option(
-            help="Settings to start from: fast takes minutes; paper and reference follow the paper's text and code.",
-            show_default="fast",
-        ),
-    ] = None,
-    split: SplitOption = None,
     resume: ResumeOption = None,
     config: ConfigOption = None,
     as_json: JsonOption = False,
-    weights: WeightsOption = None,
-    max_bad: MaxBadOption = None,
-    max_pixels: MaxPixelsOption = None,
     *,
-    settings: Given,
+    given: Given,
 ) -> None:
     """Adapt a backbone to unlabelled images by learning which of its weights to switch off.
 
@@ -85,15 +61,7 @@ def adapt(
     from ..training.display import QuietDisplay
     from .display import ConsoleDisplay
 
-    given: dict[str, Any] = {
-        "images": images,
-        "backbone": backbone,
-        "weights": weights,
-        "preset": preset,
-        "max_bad": max_bad,
-    }
-    given |= {"split": split, "max_pixels": max_pixels}
-    asked = ask(VERB, LearnNames, given, settings, out=out, resume=resume, config=config)
+    asked = ask(VERB, given, out=out, resume=resume, config=config)
     where = asked.folder()
     processes = Processes()
     is_main = processes.is_main

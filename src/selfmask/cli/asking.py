@@ -20,16 +20,6 @@ from ..settings.configfile import ConfigFile, read_config_file
 from ..training.config import ASIDE
 from .options import Given, Verb
 
-ImagesArgument = Annotated[
-    str | None, typer.Argument(help="A folder, a list file, an .npz file or the name of a data set.")
-]
-LabelledArgument = Annotated[
-    str | None,
-    typer.Argument(help="Labelled images: a folder with a sub-folder for each class, or the name of a data set."),
-]
-BackboneOption = Annotated[
-    str | None, typer.Option(help="Name of the backbone; see `selfmask backbones`.", show_default="resnet50")
-]
 ResumeOption = Annotated[
     Path | None, typer.Option(metavar="RUN", help="Continue the run in this folder exactly; no other option is needed.")
 ]
@@ -40,51 +30,81 @@ ConfigOption = Annotated[
         help="Settings file (.toml, .yaml or .json), or a run folder whose settings to reuse. Options may add to it.",
     ),
 ]
-WeightsOption = Annotated[
-    Path | None, typer.Option(help="File with the backbone's weights.", rich_help_panel="Running")
-]
-MaxBadOption = Annotated[
-    float | None,
-    typer.Option(
-        help="Largest share of images that may be unreadable.", show_default="0.05", rich_help_panel="Running"
-    ),
-]
-MaxPixelsOption = Annotated[
-    int | None,
-    typer.Option(
-        help="Largest number of pixels of an image; those with more count as unreadable.",
-        show_default=f"{MAX_PIXELS:,}",
-        rich_help_panel="Running",
-    ),
-]
-SplitOption = Annotated[
-    LearnedSplit | None,
-    typer.Option(
-        help="Images to learn from: train leaves out what `evaluate` tests with (the test split, or a fifth of each "
-        "class of labelled images), all does not.",
-        show_default="train",
-    ),
-]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
+
+
+_RUNNING = "Running"  # the panel of options that are seldom needed
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Names:
-    """What a run is about, besides its settings; a run folder keeps it."""
+    """What a run is about, besides its settings; a run folder keeps it. What is annotated can be given as an option.
+
+    A type at the end of an annotation is that of the option, if it is another.
+    """
 
     images: str | None = None
-    backbone: str | None = "resnet50"
-    weights: str | None = None
+    backbone: Annotated[
+        str | None, typer.Option(help="Name of the backbone; see `selfmask backbones`.", show_default="resnet50")
+    ] = "resnet50"
+    weights: Annotated[
+        str | None, typer.Option(help="File with the backbone's weights.", rich_help_panel=_RUNNING), Path
+    ] = None
     preset: str | None = "fast"
-    max_bad: float = 0.05
-    max_pixels: int = MAX_PIXELS
+    max_bad: Annotated[
+        float,
+        typer.Option(
+            help="Largest share of images that may be unreadable.", show_default="0.05", rich_help_panel=_RUNNING
+        ),
+    ] = 0.05
+    max_pixels: Annotated[
+        int,
+        typer.Option(
+            help="Largest number of pixels of an image; those with more count as unreadable.",
+            show_default=f"{MAX_PIXELS:,}",
+            rich_help_panel=_RUNNING,
+        ),
+    ] = MAX_PIXELS
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LearnNames(Names):
-    """And which of the images are learned from, where no labels are needed."""
+    """Where no labels are needed: and which of the images are learned from."""
 
-    split: LearnedSplit = "train"
+    images: Annotated[
+        str | None, typer.Argument(help="A folder, a list file, an .npz file or the name of a data set.")
+    ] = None
+    preset: Annotated[
+        str | None,
+        typer.Option(
+            help="Settings to start from: fast takes minutes; paper and reference follow the paper's text and code.",
+            show_default="fast",
+        ),
+    ] = "fast"
+    split: Annotated[
+        LearnedSplit,
+        typer.Option(
+            help="Images to learn from: train leaves out what `evaluate` tests with (the test split, or a fifth of "
+            "each class of labelled images), all does not.",
+            show_default="train",
+        ),
+    ] = "train"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LabelledNames(Names):
+    """Where labels are needed."""
+
+    images: Annotated[
+        str | None,
+        typer.Argument(help="Labelled images: a folder with a sub-folder for each class, or the name of a data set."),
+    ] = None
+    preset: Annotated[
+        str | None,
+        typer.Option(
+            help="Settings to start from: fast takes minutes per run; paper follows the paper.", show_default="fast"
+        ),
+    ] = "fast"
 
 
 _PLACES = ("images", "weights", "dispatcher")
@@ -141,25 +161,19 @@ class _Source:
 
 
 def ask(
-    verb: Verb,
-    names: type[N],
-    given: Mapping[str, Any],
-    settings: Given,
-    *,
-    out: Path | None,
-    resume: Path | None,
-    config: Path | None,
+    verb: Verb[N], given: Given, *, out: Path | None, resume: Path | None, config: Path | None, **more: Any
 ) -> Asked[N, Any]:
     """Bring together what was asked for; what contradicts itself, or the run to be resumed, is refused.
 
-    given: names as options; those that are None were not given.
+    more: names besides those of options; those that are None were not given.
     """
-    own = {name: str(value) if isinstance(value, Path) else value for name, value in given.items() if value is not None}
+    names, named = verb.names, {**given.names, **more}
+    own = {name: str(value) if isinstance(value, Path) else value for name, value in named.items() if value is not None}
     marks: dict[tuple[str, ...], str] = {(name,): f"--{name.replace('_', '-')}" for name in own}
     marks |= {("images",): "the argument", ("class_names",): "--classes", ("templates",): "--template"}
-    options = _Source(_resolved(typed(names, own)), settings.tree, Where("", {**marks, **settings.marks}))
-    file = None if config is None else _of_file(verb, names, _config_file(config))
-    run = None if resume is None else _of_run(verb, names, resume)
+    options = _Source(_resolved(typed(names, own)), given.tree, Where("", {**marks, **given.marks}))
+    file = None if config is None else _of_file(verb, _config_file(config))
+    run = None if resume is None else _of_run(verb, resume)
     sources = [source for source in (run, file, options) if source is not None]
     told: N = merged(names, _joined(*(source.names for source in sources)))
     if not verb.presets:
@@ -182,18 +196,18 @@ def ask(
     return Asked(told, merged(start, tree), resume or out, resume is not None)
 
 
-def of_run(verb: Verb, names: type[N], folder: Path, **moved: Any) -> Asked[N, Any]:
-    """What a run was asked for when it was begun; some of its files may be elsewhere here."""
-    return ask(verb, names, moved, Given({}, {}), out=None, resume=folder, config=None)
+def of_run(verb: Verb[N], folder: Path) -> Asked[N, Any]:
+    """What a run was asked for when it was begun."""
+    return ask(verb, Given({}, {}, {}), out=None, resume=folder, config=None)
 
 
 def _config_file(path: Path) -> ConfigFile:
     return read_config_file(path / RunFile.CONFIG if path.is_dir() else path)
 
 
-def _of_file(verb: Verb, names: type[Names], file: ConfigFile) -> _Source:
+def _of_file(verb: Verb[N], file: ConfigFile) -> _Source:
     """A file that the user wrote, or one that a run keeps: there, settings are a part of it."""
-    values, place = dict(file.values), tuple[str, ...]()
+    values, place, names = dict(file.values), tuple[str, ...](), verb.names
     if isinstance(values.get(_INSIDE), Mapping) and "verb" in values:
         if values["verb"] != verb.name:
             raise ConfigError(
@@ -210,7 +224,7 @@ def _of_file(verb: Verb, names: type[Names], file: ConfigFile) -> _Source:
     return _Source(_resolved(told), dict(settings), Where(str(file.path), lines, tuple(hints_of(names))))
 
 
-def _of_run(verb: Verb, names: type[Names], folder: Path) -> _Source:
+def _of_run(verb: Verb[N], folder: Path) -> _Source:
     file = folder / RunFile.CONFIG
     if not file.is_file():
         raise RunDamagedError(
@@ -230,7 +244,7 @@ def _of_run(verb: Verb, names: type[Names], folder: Path) -> _Source:
             found=f"a run of `selfmask {other}`" if other else "a file without settings",
             todo=f"continue it with: selfmask {other} --resume {folder}" if other else "check the path",
         )
-    return _of_file(verb, names, read)
+    return _of_file(verb, read)
 
 
 def _resolved(names: Tree) -> Tree:
@@ -272,7 +286,7 @@ def _dotted(path: tuple[str, ...]) -> str:
     return ".".join(path)
 
 
-def _check_run(verb: Verb, folder: Path, run: _Source, source: _Source) -> None:
+def _check_run(verb: Verb[N], folder: Path, run: _Source, source: _Source) -> None:
     """A run goes on as it began."""
     differ: dict[str, tuple[Any, Any]] = {}
     for name, value in source.names.items():

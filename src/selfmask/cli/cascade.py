@@ -17,21 +17,7 @@ from ..commands.cascade.config import CascadeConfig
 from ..files import RunFile
 from . import options
 from .adapt import VIEW_SIZES
-from .asking import (
-    Asked,
-    BackboneOption,
-    ConfigOption,
-    ImagesArgument,
-    JsonOption,
-    LearnNames,
-    MaxBadOption,
-    MaxPixelsOption,
-    ResumeOption,
-    SplitOption,
-    WeightsOption,
-    ask,
-    of_run,
-)
+from .asking import Asked, ConfigOption, JsonOption, LearnNames, ResumeOption, ask, of_run
 from .console import Console, print_json
 from .options import Given, Verb
 
@@ -39,22 +25,32 @@ if TYPE_CHECKING:
     from ..commands.cascade.job import Job
 
 _RUN = "run"
-VERB = Verb(
-    name="cascade",
-    config=CascadeConfig,
-    start=lambda preset, _: CascadeConfig.preset(preset, track=()),
-    presets=tuple(PRESETS),
-    everyday=("experts", "steps", "epochs", "size", "batch_size", "seed", "gate", "router", "components", "scale"),
-    not_options={f"adapt.{path}": why for path, why in VIEW_SIZES.items()},
-)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CascadeNames(LearnNames):
     """And the dispatcher that was given, if any, and how many experts are trained at a time."""
 
-    dispatcher: str | None = None
-    workers: int = 1
+    dispatcher: Annotated[
+        str | None,
+        typer.Option(help="Run folder or mask file to use as the dispatcher, instead of adapting one."),
+        Path,
+    ] = None
+    workers: Annotated[
+        int,
+        typer.Option(min=1, help="Number of experts to train at once, each in its own process.", show_default="1"),
+    ] = 1
+
+
+VERB = Verb(
+    name="cascade",
+    names=CascadeNames,
+    config=CascadeConfig,
+    start=lambda preset, _: CascadeConfig.preset(preset, track=()),
+    presets=tuple(PRESETS),
+    everyday=("experts", "steps", "epochs", "size", "batch_size", "seed", "gate", "router", "components", "scale"),
+    not_options={f"adapt.{path}": why for path, why in VIEW_SIZES.items()},
+)
 
 
 class _Cascade(TyperGroup):
@@ -89,34 +85,17 @@ def command() -> typer.Typer:
 
 
 def run(
-    images: ImagesArgument = None,
-    backbone: BackboneOption = None,
-    dispatcher: Annotated[
-        Path | None, typer.Option(help="Run folder or mask file to use as the dispatcher, instead of adapting one.")
-    ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder for the cascade.", show_default="runs/NAME-OF-IMAGES-cascade")
-    ] = None,
-    preset: Annotated[
-        str | None,
-        typer.Option(help="Settings to start from, for all adaptations, as in `selfmask adapt`.", show_default="fast"),
-    ] = None,
-    workers: Annotated[
-        int | None,
-        typer.Option(min=1, help="Number of experts to train at once, each in its own process.", show_default="1"),
     ] = None,
     prepare: Annotated[
         bool, typer.Option("--prepare", help="Stop before training the experts, so that they can be trained elsewhere.")
     ] = False,
-    split: SplitOption = None,
     resume: ResumeOption = None,
     config: ConfigOption = None,
     as_json: JsonOption = False,
-    weights: WeightsOption = None,
-    max_bad: MaxBadOption = None,
-    max_pixels: MaxPixelsOption = None,
     *,
-    settings: Given,
+    given: Given,
 ) -> None:
     """Adapt a dispatcher, divide the images into clusters, train an expert for each, and combine them.
 
@@ -132,17 +111,7 @@ def run(
     from ..commands.cascade.run import prepare as begin
     from .display import ConsoleStages
 
-    given: dict[str, Any] = {
-        "images": images,
-        "backbone": backbone,
-        "weights": weights,
-        "preset": preset,
-        "max_bad": max_bad,
-        "max_pixels": max_pixels,
-        "split": split,
-    }
-    given |= {"dispatcher": dispatcher, "workers": workers}
-    asked = ask(VERB, CascadeNames, given, settings, out=out, resume=resume, config=config)
+    asked = ask(VERB, given, out=out, resume=resume, config=config)
     console, start = Console(stderr=as_json), time.monotonic()
     where, first = asked.folder("-cascade"), asked.names.dispatcher
     job = _job(where, asked, console.say)
@@ -214,7 +183,7 @@ def finish(folder: Folder, data: Elsewhere = None, weights: Weights = None, as_j
 
 def _begun(folder: Path, data: str | None, weights: Path | None) -> Job:
     """The job that `selfmask cascade` was asked for; images and weights may be at another place on this machine."""
-    asked = of_run(VERB, CascadeNames, folder)
+    asked = of_run(VERB, folder)
     names = dataclasses.replace(
         asked.names,
         images=asked.names.images if data is None else data,

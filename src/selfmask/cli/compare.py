@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.table import Table
@@ -14,24 +14,14 @@ from ..commands.compare import APART, GROWING, CompareConfig
 from ..commands.train import PRESETS
 from . import options
 from .adapt import VIEW_SIZES
-from .asking import (
-    BackboneOption,
-    ConfigOption,
-    JsonOption,
-    LabelledArgument,
-    MaxBadOption,
-    MaxPixelsOption,
-    Names,
-    ResumeOption,
-    WeightsOption,
-    ask,
-)
+from .asking import ConfigOption, JsonOption, LabelledNames, ResumeOption, ask
 from .console import Console, print_json
 from .options import Given, Verb
 
 _CELL = "each cell has its own"
 VERB = Verb(
     name="compare",
+    names=LabelledNames,
     config=CompareConfig,
     start=lambda preset, _: CompareConfig.preset(preset),
     presets=tuple(PRESETS),
@@ -52,25 +42,14 @@ def command() -> Callable[..., None]:
 
 
 def compare(
-    images: LabelledArgument = None,
-    backbone: BackboneOption = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder for all runs.", show_default="runs/NAME-OF-IMAGES-compare")
-    ] = None,
-    preset: Annotated[
-        str | None,
-        typer.Option(
-            help="Settings to start from: fast takes minutes per run; paper follows the paper.", show_default="fast"
-        ),
     ] = None,
     resume: ResumeOption = None,
     config: ConfigOption = None,
     as_json: JsonOption = False,
-    weights: WeightsOption = None,
-    max_bad: MaxBadOption = None,
-    max_pixels: MaxPixelsOption = None,
     *,
-    settings: Given,
+    given: Given,
 ) -> None:
     """Compare masks with fine-tuning, linear heads, LoRA and BitFit: accuracy against labels and bytes.
 
@@ -88,15 +67,7 @@ def compare(
     from ..report.comparison import as_dict, draw, head, markdown, rows
     from .display import ConsoleStages
 
-    given: dict[str, Any] = {
-        "images": images,
-        "backbone": backbone,
-        "weights": weights,
-        "preset": preset,
-        "max_bad": max_bad,
-    }
-    given |= {"max_pixels": max_pixels}
-    asked = ask(VERB, Names, given, settings, out=out, resume=resume, config=config)
+    asked = ask(VERB, given, out=out, resume=resume, config=config)
     console = Console(stderr=as_json)
     labelled, test = open_labelled(asked.images, max_pixels=asked.names.max_pixels)
     where = asked.folder("-compare")

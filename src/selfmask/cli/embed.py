@@ -35,6 +35,18 @@ class Scale(StrEnum):
     eigenvalues = "eigenvalues"
 
 
+UseWhat = Annotated[
+    str,
+    typer.Argument(help="A run folder, a mask or cascade file (.smn), or the name of a backbone.", show_default=False),
+]
+UseBackbone = Annotated[str | None, typer.Option(help="Backbone of the mask, if its file does not name one at hand.")]
+UseWeights = Annotated[Path | None, typer.Option(help="File with the backbone's weights.")]
+UseSize = Annotated[
+    int | None, typer.Option(min=1, help="Image size.", show_default="as stored with the mask or backbone")
+]
+UseBatchSize = Annotated[
+    int | None, typer.Option(min=1, help="Number of images per forward pass.", show_default="64; 512 for a cascade")
+]
 UseScale = Annotated[
     Scale | None,
     typer.Option(
@@ -42,8 +54,6 @@ UseScale = Annotated[
         show_default="as stored in the cascade",
     ),
 ]
-
-
 UseMaxPixels = Annotated[
     int | None,
     typer.Option(
@@ -55,20 +65,13 @@ _SECONDS = 10  # between two lines where there is no terminal to draw a bar on
 
 
 def embed(
-    what: Annotated[
-        str,
-        typer.Argument(
-            help="A run folder, a mask or cascade file (.smn), or the name of a backbone.", show_default=False
-        ),
-    ],
+    what: UseWhat,
     images: Annotated[
         str, typer.Argument(help="A folder, a list file, an .npz file or the name of a data set.", show_default=False)
     ],
     out: Annotated[Path, typer.Option(help="File to write: .parquet or .npz.")] = Path("features.npz"),
     split: Annotated[str, typer.Option(help="Split to use, if the data set has several.")] = "train",
-    batch_size: Annotated[
-        int | None, typer.Option(min=1, help="Number of images per forward pass.", show_default="64; 512 for a cascade")
-    ] = None,
+    batch_size: UseBatchSize = None,
     combination: Annotated[
         Combination,
         typer.Option(
@@ -77,13 +80,9 @@ def embed(
     ] = Combination.conditional,
     scale: UseScale = None,
     max_pixels: UseMaxPixels = None,
-    backbone: Annotated[
-        str | None, typer.Option(help="Backbone of the mask, if its file does not name one at hand.")
-    ] = None,
-    weights: Annotated[Path | None, typer.Option(help="File with the backbone's weights.")] = None,
-    size: Annotated[
-        int | None, typer.Option(min=1, help="Image size.", show_default="as stored with the mask or backbone")
-    ] = None,
+    backbone: UseBackbone = None,
+    weights: UseWeights = None,
+    size: UseSize = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a summary as one JSON object.")] = False,
 ) -> None:
     """Turn images into vectors: write file names and float32 vectors to one file.

@@ -10,7 +10,18 @@ import typer
 from rich.table import Table
 
 from .console import Console, print_json
-from .embed import UseMaxPixels, UseScale, may_use, progress_on, say_scale
+from .embed import (
+    UseBackbone,
+    UseBatchSize,
+    UseMaxPixels,
+    UseScale,
+    UseSize,
+    UseWeights,
+    UseWhat,
+    may_use,
+    progress_on,
+    say_scale,
+)
 
 if TYPE_CHECKING:
     from ..evaluation.measuring import Evaluation, Measured
@@ -19,12 +30,7 @@ _WORST = 3  # classes named
 
 
 def evaluate(
-    what: Annotated[
-        str,
-        typer.Argument(
-            help="A run folder, a mask or cascade file (.smn), or the name of a backbone.", show_default=False
-        ),
-    ],
+    what: UseWhat,
     data: Annotated[
         str, typer.Option(help="Labelled images: a folder with a sub-folder for each class, or the name of a data set.")
     ],
@@ -51,18 +57,12 @@ def evaluate(
     ] = False,
     report: Annotated[Path | None, typer.Option(help="Write a report with figures: FILE.html.")] = None,
     cache: Annotated[bool, typer.Option(help="Cache features, and reuse cached ones.")] = True,
-    batch_size: Annotated[
-        int | None, typer.Option(min=1, help="Number of images per forward pass.", show_default="64; 512 for a cascade")
-    ] = None,
+    batch_size: UseBatchSize = None,
     scale: UseScale = None,
     max_pixels: UseMaxPixels = None,
-    backbone: Annotated[
-        str | None, typer.Option(help="Backbone of the mask, if its file does not name one at hand.")
-    ] = None,
-    weights: Annotated[Path | None, typer.Option(help="File with the backbone's weights.")] = None,
-    size: Annotated[
-        int | None, typer.Option(min=1, help="Image size.", show_default="as stored with the mask or backbone")
-    ] = None,
+    backbone: UseBackbone = None,
+    weights: UseWeights = None,
+    size: UseSize = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print all results as one JSON object.")] = False,
 ) -> None:
     """Measure accuracy on labelled images: of the frozen backbone, and of the mask or cascade.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Generic, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import typer
 from rich.markup import escape
@@ -22,12 +22,14 @@ _PANELS = {"mask": "Mask", "objective": "Objective", "views": "Views"}
 _OPTIMIZER = {"lr", "head_lr", "weight_decay", "momentum", "warmup", "per_tensor", "heads_first", "accumulate"}
 _OPPOSITES = {"stratified": "uniform"}
 _BEFORE = "resume"  # the parameter that everyday settings come before
+N = TypeVar("N")
 
 
 @dataclasses.dataclass(frozen=True)
-class Verb:
+class Verb(Generic[N]):
     """What a verb is asked for.
 
+    names: what a run is about, besides its settings: a dataclass, whose fields carry the options they are given by.
     start: the settings that a preset begins with, or their class; it is told what else was given, as far as it depends.
     everyday: settings that are shown first.
     not_options: settings that are no options, by dotted path, and why.
@@ -36,6 +38,7 @@ class Verb:
     """
 
     name: str
+    names: type[N]
     config: type
     start: Callable[[str, Tree], Any]
     presets: Sequence[str] = ()
@@ -102,29 +105,30 @@ class Setting:
 
 @dataclasses.dataclass(frozen=True)
 class Given:
-    """Settings that were given as options, and by which."""
+    """Names and settings that were given as options; of settings, by which."""
 
+    names: Mapping[str, Any]
     tree: Tree
     marks: Mapping[Path, str]
 
 
-def command(verb: Verb, function: Callable[..., None]) -> Callable[..., None]:
-    """The function with an option for every setting; what was given of them it gets as `settings`."""
-    own = [
-        _with_presets(parameter, verb).replace(kind=inspect.Parameter.KEYWORD_ONLY)
-        for parameter in inspect.signature(function, eval_str=True).parameters.values()
-        if parameter.name != "settings"
-    ]
+def command(verb: Verb[Any], function: Callable[..., None]) -> Callable[..., None]:
+    """The function with an option for every name and setting; what was given of them it gets as `given`."""
+    names = [_with_presets(parameter, verb) for parameter in _names(verb.names)]
+    parameters = inspect.signature(function, eval_str=True).parameters.values()
+    own = [*names, *(each for each in parameters if each.name != "given")]
+    own = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own]
     settings = settings_of(verb, reserved={parameter.name for parameter in own})
 
     def run(**given: Any) -> None:
+        named = {parameter.name: given.pop(parameter.name) for parameter in names}
         tree, marks = Tree(), dict[Path, str]()
         for setting in settings:
             if (value := given.pop(setting.name)) is not None:
                 for path in setting.paths:
                     _put(tree, path, setting.value(value))
                     marks[path] = setting.option
-        function(**given, settings=Given(tree, marks))
+        function(**given, given=Given(named, tree, marks))
 
     shown, last = ([each for each in own if _has_panel(each) is later] for later in (False, True))
     at = next((place for place, parameter in enumerate(shown) if parameter.name == _BEFORE), len(shown))
@@ -136,7 +140,16 @@ def command(verb: Verb, function: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def _with_presets(parameter: inspect.Parameter, verb: Verb) -> inspect.Parameter:
+def _names(names: type) -> Iterator[inspect.Parameter]:
+    """Those that can be given as options: None unless the user gives one."""
+    for name, hint in get_type_hints(names, include_extras=True).items():
+        if get_origin(hint) is Annotated:
+            kind, option, *other = get_args(hint)
+            annotation: Any = Annotated[(other or [kind])[0] | None, option]
+            yield inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
+def _with_presets(parameter: inspect.Parameter, verb: Verb[Any]) -> inspect.Parameter:
     """`preset` takes the presets of the verb."""
     if parameter.name != "preset":
         return parameter
@@ -149,7 +162,7 @@ def _has_panel(parameter: inspect.Parameter) -> bool:
     return any(getattr(each, "rich_help_panel", None) is not None for each in metadata)
 
 
-def settings_of(verb: Verb, reserved: Collection[str] = ()) -> list[Setting]:
+def settings_of(verb: Verb[Any], reserved: Collection[str] = ()) -> list[Setting]:
     """All options of a verb; `reserved` names are those of its own."""
     starts = {preset: verb.start(preset, {}) for preset in verb.presets} or {"": verb.start("", {})}
     taken: dict[str, Setting | None] = {**dict.fromkeys(reserved), "json": None, "help": None}

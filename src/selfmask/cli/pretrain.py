@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -12,21 +13,25 @@ from ..commands.pretrain import PretrainConfig
 from ..masking import MaskConfig
 from ..settings import hints_of
 from . import options
-from .asking import (
-    ConfigOption,
-    ImagesArgument,
-    LearnNames,
-    MaxBadOption,
-    MaxPixelsOption,
-    ResumeOption,
-    SplitOption,
-    ask,
-)
+from .asking import ConfigOption, LearnNames, ResumeOption, ask
 from .console import Console
 from .options import Given, Verb
 
+_TINY = "selfmask/tiny"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TinyNames(LearnNames):
+    """There is one backbone, without weights yet, and no preset."""
+
+    backbone: str | None = _TINY
+    weights: str | None = None
+    preset: str | None = None
+
+
 VERB = Verb(
     name="pretrain",
+    names=TinyNames,
     config=PretrainConfig,
     start=lambda *_: PretrainConfig(),
     everyday=("labels", "epochs", "steps", "batch_size", "lr", "seed"),
@@ -44,15 +49,11 @@ def command() -> Callable[..., None]:
 
 
 def pretrain(
-    images: ImagesArgument = None,
     out: Annotated[Path | None, typer.Option(help="Run folder.", show_default="runs/NAME-OF-IMAGES-tiny")] = None,
-    split: SplitOption = None,
     resume: ResumeOption = None,
     config: ConfigOption = None,
-    max_bad: MaxBadOption = None,
-    max_pixels: MaxPixelsOption = None,
     *,
-    settings: Given,
+    given: Given,
 ) -> None:
     """Train the network behind `selfmask/tiny` from random weights, with the training loop used for masks.
 
@@ -61,9 +62,7 @@ def pretrain(
     from ..commands.pretrain import pretrain as run
     from .display import ConsoleDisplay
 
-    given: dict[str, Any] = {"images": images, "max_bad": max_bad, "backbone": "selfmask/tiny"}
-    given |= {"split": split, "max_pixels": max_pixels}
-    asked = ask(VERB, LearnNames, given, settings, out=out, resume=resume, config=config)
+    asked = ask(VERB, given, out=out, resume=resume, config=config, backbone=_TINY)
     console = Console()
     file = run(
         asked.images,

@@ -15,18 +15,7 @@ from ..errors import ConfigError, LabelsError
 from ..files import RunFile
 from . import options
 from .adapt import VIEW_SIZES
-from .asking import (
-    BackboneOption,
-    ConfigOption,
-    JsonOption,
-    LabelledArgument,
-    MaxBadOption,
-    MaxPixelsOption,
-    Names,
-    ResumeOption,
-    WeightsOption,
-    ask,
-)
+from .asking import ConfigOption, JsonOption, LabelledNames, ResumeOption, ask
 from .console import Console, print_json
 from .options import Given, Verb
 
@@ -34,8 +23,19 @@ if TYPE_CHECKING:
     from ..objectives.heads import TextHead
 
 _CLIP = "clip-text"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainNames(LabelledNames):
+    """And what the texts of CLIP are made of."""
+
+    class_names: Sequence[str] | None = None
+    templates: Sequence[str] | None = None
+
+
 VERB = Verb(
     name="train",
+    names=TrainNames,
     config=TrainConfig,
     # What the paper did with CLIP is a preset of its own.
     start=lambda preset, given: TrainConfig.preset(preset, **({"head": _CLIP} if given.get("head") == _CLIP else {})),
@@ -45,26 +45,12 @@ VERB = Verb(
 )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class TrainNames(Names):
-    """And what the texts of CLIP are made of."""
-
-    class_names: Sequence[str] | None = None
-    templates: Sequence[str] | None = None
-
-
 def command() -> Callable[..., None]:
     return options.command(VERB, train)
 
 
 def train(
-    images: LabelledArgument = None,
-    backbone: BackboneOption = None,
     out: Annotated[Path | None, typer.Option(help="Run folder.", show_default="runs/NAME-METHOD")] = None,
-    preset: Annotated[
-        str | None,
-        typer.Option(help="Settings to start from: fast takes minutes; paper follows the paper.", show_default="fast"),
-    ] = None,
     classes: Annotated[
         Path | None,
         typer.Option(help="File of class names for clip-text, one per line, in the order of the class folders."),
@@ -76,11 +62,8 @@ def train(
     resume: ResumeOption = None,
     config: ConfigOption = None,
     as_json: JsonOption = False,
-    weights: WeightsOption = None,
-    max_bad: MaxBadOption = None,
-    max_pixels: MaxPixelsOption = None,
     *,
-    settings: Given,
+    given: Given,
 ) -> None:
     """Train with labels: a mask and its head in one small file, or a baseline.
 
@@ -98,16 +81,8 @@ def train(
     from ..training.display import QuietDisplay
     from .display import ConsoleDisplay
 
-    given: dict[str, Any] = {
-        "images": images,
-        "backbone": backbone,
-        "weights": weights,
-        "preset": preset,
-        "max_bad": max_bad,
-        "max_pixels": max_pixels,
-    }
-    given |= {"class_names": None if classes is None else read_class_names(classes), "templates": template or None}
-    asked = ask(VERB, TrainNames, given, settings, out=out, resume=resume, config=config)
+    texts = {"class_names": None if classes is None else read_class_names(classes), "templates": template or None}
+    asked = ask(VERB, given, out=out, resume=resume, config=config, **texts)
     chosen: TrainConfig = asked.config
     names = asked.names
     if chosen.head != _CLIP and (names.class_names or names.templates):
