@@ -43,8 +43,9 @@ def test_a_batch_can_be_made_at_any_time() -> None:
 
 
 def test_worker_processes_make_the_same_batches() -> None:
-    for one, other in zip(steps().between(1, 4, workers=0), steps().between(1, 4, workers=2), strict=True):
-        assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+    with steps().between(1, 4, workers=0) as here, steps().between(1, 4, workers=2) as elsewhere:
+        for one, other in zip(here, elsewhere, strict=True):
+            assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
 def test_an_epoch_sees_every_image_at_most_once_and_the_next_in_another_order() -> None:

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import multiprocessing
 import os
 import random
 import signal
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from selfmask import adapt
-from selfmask.errors import InterruptedRunError
+from selfmask.errors import InterruptedRunError, RunError
+from selfmask.training.display import QuietDisplay
 
 from ..processes import PROCESSES
 from .small import HOW, Clothes, config, network
@@ -75,3 +80,41 @@ def test_a_signal_to_the_whole_group_ends_with_a_checkpoint(tmp_path: Path, numb
     run(tmp_path / "cut", workers=2)
     run(tmp_path / "whole")
     assert (tmp_path / "cut/mask.smn").read_bytes() == (tmp_path / "whole/mask.smn").read_bytes()
+
+
+class Killer(QuietDisplay):
+    """Kills one of the processes that prepare views, as the system does when memory runs out."""
+
+    def line(self, line: Mapping[str, Any]) -> None:
+        if line["step"] == 10:
+            multiprocessing.active_children()[0].kill()
+
+
+def run_and_lose_a_helper(out: Path) -> None:
+    os.setsid()
+    settings = config(steps=STEPS, checkpoint_every=7, workers=2)
+    try:
+        adapt(network(), Clothes(), settings, out=out, preprocessing=HOW, report=False, display=Killer())
+    except RunError as error:
+        (out / "error").write_text(str(error))
+        sys.kept = error  # type: ignore[attr-defined]  # with all that its traceback holds, until Python has ended
+
+
+def test_a_killed_helper_is_named_and_nothing_waits_for_the_others(tmp_path: Path) -> None:
+    """In a process of its own: torch raises it amid anything, and Python waits for helpers when it ends."""
+    child = PROCESSES.Process(target=run_and_lose_a_helper, args=(tmp_path / "cut",))
+    child.start()
+    assert child.pid is not None
+    try:
+        child.join(30)
+        assert child.exitcode == 0
+        with pytest.raises(ProcessLookupError):
+            os.killpg(child.pid, 0)  # nobody is left
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+    words = (tmp_path / "cut/error").read_text()
+    assert "was killed" in words
+    assert "SIGKILL" in words
+    assert "--resume" in words
+    assert torch.load(tmp_path / "cut/checkpoints/last.pt", weights_only=True)["step"] in (7, 14)

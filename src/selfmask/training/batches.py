@@ -14,10 +14,10 @@ from torch.utils.data import DataLoader, Dataset
 
 from ..data import ImageStore
 from ..data.views import MultiCrop
-from ..errors import RunError, SelfmaskError, TooFewImagesError
+from ..errors import SelfmaskError, TooFewImagesError
+from .helpers import made_ahead
 from .processes import Processes
 from .seeds import generator
-from .stopping import deaf_children
 
 Batch = list[Tensor] | tuple[list[Tensor], Tensor]
 """Views, one tensor a crop; with labels, if they are asked for."""
@@ -69,15 +69,15 @@ class Steps(Dataset[Batch]):
     def _order(self, epoch: int) -> Tensor:
         return self.among[torch.randperm(len(self.among), generator=generator(self.seed, "order", epoch))]
 
-    def between(self, start: int, stop: int, workers: int) -> Iterator[Batch]:
-        """The batches of steps start to stop - 1, made ahead by worker processes if there are any."""
+    @contextmanager
+    def between(self, start: int, stop: int, workers: int) -> Iterator[Iterator[Batch]]:
+        """Within, the batches of steps start to stop - 1, made ahead by worker processes if there are any."""
         items = self if workers == 0 else _Sent(self)
         loader: DataLoader[Any] = DataLoader(
             items, batch_size=None, sampler=range(start, stop), num_workers=workers, worker_init_fn=_quiet_worker
         )
-        with deaf_children():
-            batches = iter(loader)
-        return _received(batches) if workers else batches
+        with made_ahead(loader) as batches:
+            yield _received(batches) if workers else batches
 
 
 class _Sent(Dataset[Any]):
@@ -98,21 +98,6 @@ def _received(items: Iterator[Batch | SelfmaskError]) -> Iterator[Batch]:
         if isinstance(item, SelfmaskError):
             raise item
         yield item
-
-
-@contextmanager
-def helpers_named() -> Iterator[None]:
-    """Within, the end of a process that prepares views is told as such; the loader raises it amid anything."""
-    try:
-        yield
-    except RuntimeError as error:
-        if "DataLoader worker" not in str(error):
-            raise
-        raise RunError(
-            "a process that prepares views was killed",
-            found=str(error).splitlines()[0],
-            todo="continue with --resume; if memory ran out, with fewer --workers, or 0",
-        ) from error
 
 
 def _quiet_worker(_: int) -> None:

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from ..errors import ConfigError, DivergedRunError, InterruptedRunError, RunDamagedError
 from ..masking import MaskedModel
 from ..objectives import Health, Objective
-from .batches import Steps, helpers_named
+from .batches import Steps
 from .config import LoopConfig
 from .flips import FlipCounter
 from .folder import RunFolder
@@ -86,9 +86,9 @@ def train(
     sync_norm = config.sync_norm and processes.count > 1
     model.train()
     objective.train()
-    with stop_flag() as asked_to_stop, helpers_named():
-        end = start if guard is not None and guard.stopped else steps
-        for step, batch in enumerate(batches.between(start, end, workers), start):
+    end = start if guard is not None and guard.stopped else steps
+    with stop_flag() as asked_to_stop, batches.between(start, end, workers) as made:
+        for step, batch in enumerate(made, start):
             progress = step / steps
             torch.manual_seed(derive(config.seed, "step", step, processes.rank))  # for dropout and its kin
             factor = cosine((step + 0.5) / steps, config.warmup) * (guard.scale if guard else 1.0)
