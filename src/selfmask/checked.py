@@ -1,4 +1,4 @@
-"""JSON that somebody else wrote: every value is taken only as what it is expected to be.
+"""Files that somebody else wrote, JSON above all: every value is taken only as what it is expected to be.
 
 All files that we read pass through here: mask manifests, what cascades and tuned weights say of themselves, heads, and
 the files of a run folder. What does not fit is a ValueError that says so in a line; whoever reads the file turns that
@@ -11,9 +11,10 @@ import json
 import math
 import os
 import stat
+import zipfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
 T = TypeVar("T")
 MAX_DOCUMENT = 8 << 20
@@ -34,6 +35,17 @@ def content(path: Path, *, most: int = MAX_DOCUMENT) -> bytes:
     if len(data) > most:
         raise ValueError(f"it is larger than {most:,} bytes")
     return data
+
+
+def archive(file: IO[bytes]) -> zipfile.ZipFile:
+    """A file of torch.save, in which nothing takes more memory than it takes there: all is stored once, as it is."""
+    found = zipfile.ZipFile(file)
+    members, size = found.infolist(), file.seek(0, os.SEEK_END)
+    if any(member.compress_type != zipfile.ZIP_STORED for member in members):
+        raise ValueError("it is compressed, which torch.save does not do")
+    if sum(member.file_size for member in members) > size:
+        raise ValueError(f"it claims to hold more than the {size:,} bytes that it has")
+    return found
 
 
 def document(text: str | bytes, *, most: int = MAX_DOCUMENT, finite: bool = True) -> Any:

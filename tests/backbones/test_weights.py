@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -115,6 +116,26 @@ def test_code_in_a_file_is_never_run(tmp_path: Path, trained: StateDict) -> None
     with pytest.raises(BadWeightsError, match="state_dict"):
         load_backbone(NAME, weights=tmp_path / "b.pth")
     assert not (tmp_path / "owned").exists()
+
+
+@pytest.mark.parametrize("how", ["compressed", "one for all"])
+def test_what_would_take_more_memory_than_it_takes_in_the_file_is_refused(
+    how: str, tmp_path: Path, trained: StateDict
+) -> None:
+    torch.save({**trained, "other": torch.zeros(1 << 22)}, tmp_path / "whole.pt")
+    with zipfile.ZipFile(tmp_path / "whole.pt") as whole, zipfile.ZipFile(tmp_path / "a.pt", "w") as bomb:
+        for name in whole.namelist():
+            if how == "compressed":
+                bomb.writestr(name, whole.read(name), zipfile.ZIP_DEFLATED)
+            else:
+                bomb.writestr(name, whole.read(name))
+        if how == "one for all":
+            largest = max(bomb.infolist(), key=lambda member: member.file_size)
+            for member in bomb.infolist():
+                member.header_offset, member.file_size = largest.header_offset, largest.file_size
+    with pytest.raises(BadWeightsError, match=r"compressed|more than"):
+        load_backbone(NAME, weights=tmp_path / "a.pt")
+    load_backbone(NAME, weights=tmp_path / "whole.pt")
 
 
 @pytest.mark.parametrize("file", ["a.pth", "a.safetensors"])

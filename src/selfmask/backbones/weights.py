@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import zipfile
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from .. import checked
 from ..errors import BadWeightsError
 
 StateDict = dict[str, Tensor]
@@ -33,8 +35,11 @@ def read_weights(path: Path) -> Mapping[str, Any]:
             stored = load_file(path)
         else:
             # Many training scripts keep their command line beside the weights: plain values too.
-            with torch.serialization.safe_globals([argparse.Namespace]):
-                stored = torch.load(path, map_location="cpu", weights_only=True)
+            with torch.serialization.safe_globals([argparse.Namespace]), path.open("rb") as file:
+                if zipfile.is_zipfile(file):  # not so old
+                    checked.archive(file)
+                file.seek(0)
+                stored = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # of a file that can be anything, errors of any kind
         raise BadWeightsError(
             f"cannot read the weights file {path}",

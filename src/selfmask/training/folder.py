@@ -14,12 +14,11 @@ import json
 import math
 import os
 import platform
-import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from importlib.metadata import version
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 
@@ -237,7 +236,8 @@ def read_checkpoint(folder: Path, name: str) -> dict[str, Any] | None:
         return None
     try:
         with file.open("rb") as opened:
-            _check_archive(opened)
+            if (damaged := checked.archive(opened).testzip()) is not None:  # torch does not look at the sums
+                raise ValueError(f"{damaged} has another sum")
             opened.seek(0)
             state = torch.load(opened, map_location="cpu", weights_only=True)
         if not isinstance(state, dict):
@@ -249,15 +249,6 @@ def read_checkpoint(folder: Path, name: str) -> dict[str, Any] | None:
             todo=f"remove it to start again, or use another folder: --out; {file.parent} may contain another",
         ) from error
     return state
-
-
-def _check_archive(opened: IO[bytes]) -> None:
-    """That all sums are right, which torch does not look at, and that nothing in it is larger than the file."""
-    with zipfile.ZipFile(opened) as archive:
-        if any(member.compress_type != zipfile.ZIP_STORED for member in archive.infolist()):
-            raise ValueError("a checkpoint that is compressed")
-        if (damaged := archive.testzip()) is not None:
-            raise ValueError(f"{damaged} has another sum")
 
 
 @contextmanager
