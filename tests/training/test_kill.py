@@ -55,9 +55,14 @@ def test_killed_at_random_and_resumed_it_ends_in_the_same_mask(tmp_path: Path) -
     assert (cut / "mask.smn").read_bytes() == (whole / "mask.smn").read_bytes()
 
 
-def run_in_a_group(out: Path) -> None:
-    """As a scheduler or a terminal would start it: with its helpers in a group of its own."""
+def as_a_command() -> None:
+    """As a scheduler or a terminal would start it: helpers are its own children, with it in a group of their own."""
     os.setsid()
+    multiprocessing.set_start_method("fork", force=True)  # else they would come from a server, as this process did
+
+
+def run_in_a_group(out: Path) -> None:
+    as_a_command()
     try:
         run(out, workers=2)
     except InterruptedRunError:
@@ -91,7 +96,7 @@ class Killer(QuietDisplay):
 
 
 def run_and_lose_a_helper(out: Path) -> None:
-    os.setsid()
+    as_a_command()
     settings = config(steps=STEPS, checkpoint_every=7, workers=2)
     try:
         adapt(network(), Clothes(), settings, out=out, preprocessing=HOW, report=False, display=Killer())
