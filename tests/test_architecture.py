@@ -57,10 +57,10 @@ def loaded_by(module: str) -> list[str]:
     ("module", "most", "without"),
     [
         ("selfmask", 2, {"torch", "numpy", "rich", "typer"}),
-        ("selfmask.masking", 30, {*COMPILER, "timm", "PIL", "accelerate", "rich", "selfmask.data"}),
+        ("selfmask.masking", 32, {*COMPILER, "timm", "PIL", "accelerate", "rich", "selfmask.data"}),
         (
             "selfmask.commands.adapt",
-            105,
+            110,
             {*COMPILER, "timm", "sklearn", "matplotlib", "peft", "transformers", "selfmask.cascade"},
         ),
     ],

@@ -284,7 +284,7 @@ def test_steps_use_only_the_images_they_may() -> None:
     steps = Steps(store, views, batch_size=4, seed=0, processes=Processes(), among=among)
     assert steps.per_epoch == 2
     for epoch in range(3):
-        assert sorted(steps._order(epoch).tolist()) == among
+        assert sorted(steps.among[steps._order(epoch)].tolist()) == among
 
 
 # ---- interrupted runs ----------------------------------------------------------------------------------------------
