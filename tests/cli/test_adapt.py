@@ -147,7 +147,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(place: Path) -> None:
         (("adapt", "nowhere", *TINY), "nowhere"),
         (("adapt", "photos", "--backbone", "resnet5O"), "resnet50"),
         (("adapt", "photos", "--backbone", "selfmask/tiny", "--steps", "1", "--out", "runs/x"), "--batch-size"),
-        (("adapt", "photos", *TINY, "--steps", "1", "--epochs", "1"), "not both"),
+        (("adapt", "photos", *TINY, "--steps", "1", "--epochs", "1"), "give one of steps, epochs and budget"),
         (("embed", "nothing-like-this", "photos"), "not a run folder"),
         (("adapt", "photos", *TINY, "--track", "comet", "--out", "runs/y"), "wandb"),
         (("adapt", "[/old]", *TINY), "[/old]"),
