@@ -41,9 +41,9 @@ def made_for(embedder: Embedder, variant: str) -> MadeFor:
     return MadeFor(embedder.variants.fingerprint(variant), embedder.preprocessing)
 
 
-def load_map(path: Path, embedder: Embedder, variant: str | None = None) -> FeatureMap:
+def load_map(path: Path, embedder: Embedder) -> FeatureMap:
     """The map of a file, if it was fitted to the vectors of this embedder."""
-    return FeatureMap.load(path).check(made_for(embedder, variant or embedder.variant), str(path))
+    return FeatureMap.load(path).check(made_for(embedder, embedder.variant), str(path))
 
 
 def map_of_run(what: str | Path) -> Path:
