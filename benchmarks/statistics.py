@@ -1,6 +1,6 @@
 """Batch-norm statistics in few bits: bytes, and what the rounding costs in accuracy; and bytes of whole files.
 
-    python -m benchmarks.statistics PART ...   PART: files, resnet18, lite0
+    python -m benchmarks.statistics PART ... [--images NAME]   PART: files, resnet18, lite0
 
 Masks of backbones with real weights are adapted as `fast` does, for 60 steps and without the gate, so that there is a
 mask to measure. k-NN (k = 20, of the training images among the test images and the other way round) is measured with
@@ -33,7 +33,7 @@ from selfmask.preprocessing import Preprocessing
 from .common import SIZE, Row, as_table, digits, imagenet_lite0
 from .gate import FAST, backbone_named, randomly
 
-PAIRS = {"resnet18": "small-five", "lite0": "small-five"}
+BACKBONES, IMAGES = ("resnet18", "lite0"), "small-five"
 STEPS, K = 60, 20
 BITS = (5, 6, 7)
 OFF = 0.0003  # the share of weights that `fast` switches off in a ResNet-50
@@ -131,10 +131,11 @@ def on_digits(model: nn.Module) -> nn.Module:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", nargs="+", choices=["files", *PAIRS])
-    console, rows = Console(width=150), list[Row]()
-    for part in parser.parse_args().part:
-        rows += file_rows() if part == "files" else accuracy_rows(console, part, PAIRS[part])
+    parser.add_argument("part", nargs="+", choices=["files", *BACKBONES])
+    parser.add_argument("--images", default=IMAGES)
+    console, rows, given = Console(width=150), list[Row](), parser.parse_args()
+    for part in given.part:
+        rows += file_rows() if part == "files" else accuracy_rows(console, part, given.images)
     console.print(as_table(rows))
     return 0 if all(row.holds for row in rows) else 1
 

@@ -298,11 +298,11 @@ def statistics(stream: bytes, base: Mapping[str, Sequence[float]]) -> dict[str, 
             if code == 0:
                 new = own
             elif name.endswith("running_var"):
-                whole, fraction = divmod(code, 64)
-                new = max((own + 2.0**-17) * math.ldexp(1 + fraction / 64, whole) - 2.0**-17, 0.0)
+                whole, fraction = divmod(code, 128)
+                new = max((own + 2.0**-17) * math.ldexp(1 + fraction / 128, whole) - 2.0**-17, 0.0)
             else:
                 variance = found[name.replace("running_mean", "running_var")][i]
-                new = own + code * (math.sqrt(variance + 2.0**-17) / 64)
+                new = own + code * (math.sqrt(variance + 2.0**-17) / 128)
             found[name].append(struct.unpack("<f", struct.pack("<f", new))[0])
     return found
 

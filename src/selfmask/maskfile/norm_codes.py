@@ -26,8 +26,8 @@ from ..errors import CorruptMaskFileError
 from .codecs import compressed, decompressed
 from .layout import is_statistic
 
-MEAN_BITS, VARIANCE_BITS = 6, 6
-"""A mean moves in steps of 2^-6 standard deviations, a ratio of variances has 6 bits of fraction."""
+MEAN_BITS, VARIANCE_BITS = 7, 7
+"""A mean moves in steps of 2^-7 standard deviations, a ratio of variances has 7 bits of fraction."""
 _EPSILON = 2.0**-17  # added to variances, as norm layers do: about their 1e-5
 _MOST = 1 << 30  # the largest code; whatever moved further is stored as it is
 _PLANES = 4  # bytes of a code at most
