@@ -34,7 +34,7 @@ VERBS = {
     "inspect": "Show the contents of a mask file: sizes, share of active weights by layer, base.",
     "backbones": "List backbones: vector length, size, and whether the weights are on this machine.",
     "demo": "Adapt a small network trained on CIFAR-10 to images of clothes, and measure the gain.",
-    "pretrain": "Train the network behind `selfmask/tiny` from random weights, with the training loop used for masks.",
+    "pretrain": "Train a network of this package from random weights, with the training loop used for masks.",
 }
 """The verbs, with the first sentence of their own help."""
 

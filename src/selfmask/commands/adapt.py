@@ -138,7 +138,7 @@ class AdaptConfig(RunConfig):
 
 
 # Of a mask, the paper's, without `per_tensor`; the others were chosen on the bundled pair: docs/rivals.md.
-_RATES: Mapping[str, float] = {"mask": 50.0, "full": 0.02, "lora": 0.02, "bitfit": 0.1}
+_RATES: Mapping[str, float] = {"mask": 50.0, "full": 0.02, "lora": 0.2, "bitfit": 0.1}
 
 # `fast` helps within minutes, on any backbone, and knows whether it helped; docs/recipe.md has the why of every part.
 # The other two are SwAV over scores with plain SGD, as long as the paper's (150 epochs) unless told otherwise. They
