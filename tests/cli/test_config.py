@@ -101,7 +101,7 @@ def test_files_say_what_options_say(long: Path, photos: Path, tmp_path: Path, ki
         ("[objective]\nprototypes = 3", (), ("contrast has no setting 'prototypes'", "line 2", "swav has it")),
         ("preset = 'slow'", (), ("fast or paper",)),
         ("steps = 3", ("--steps", "4"), ("steps = 3 (", "a.toml, line 1", "steps = 4 (--steps)")),
-        ("steps = 3", ("--epochs", "1"), ("not both", "3 steps and 1.0 epochs")),
+        ("steps = 3", ("--epochs", "1"), ("give one of steps, epochs and budget", "steps 3, epochs 1.0")),
         ("[mask]\nnorm = 'adapt'", ("--norm", "frozen"), ("mask.norm = 'adapt'", "line 2", "'frozen' (--norm)")),
         ("preset = 'paper'", ("--preset", "fast"), ("preset = 'paper'", "preset = 'fast' (--preset)")),
         ("backbone = 'resnet18'", ("--backbone", "selfmask/tiny"), ("'resnet18'", "'selfmask/tiny' (--backbone)")),

@@ -148,7 +148,7 @@ def test_the_papers_schedule() -> None:
     assert TrainConfig.preset("paper", head="clip-text", method="full").rate < 1  # 10 is for scores
     short = TrainConfig.preset("paper", steps=10)
     assert (short.steps, short.epochs) == (10, None)
-    with pytest.raises(ConfigError, match="not both"):
+    with pytest.raises(ConfigError, match="one of steps, epochs and budget"):
         TrainConfig.preset("paper", steps=10, epochs=2.0)
 
 
