@@ -78,8 +78,8 @@ def test_a_verb_that_does_not_exist_is_a_mistake_in_usage() -> None:
     assert "adapt" in result.stderr
 
 
-HEAVY = ("torch", "torchvision", "numpy", "scipy", "accelerate")
-TOO_HEAVY = ("timm", "sklearn", "matplotlib", "peft", "transformers", "tensorboard")
+HEAVY = ("torch", "numpy", "scipy", "accelerate")
+TOO_HEAVY = ("torchvision", "torch._dynamo", "timm", "sklearn", "matplotlib", "peft", "transformers", "tensorboard")
 LOADED = """
 import io, json, os, sys
 from contextlib import redirect_stdout

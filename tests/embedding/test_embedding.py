@@ -1,7 +1,6 @@
 """Vectors are those of a plain loop: timm's transform, one image at a time."""
 
 import threading
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -95,13 +94,13 @@ def test_fit_covers_a_target_that_is_not_square() -> None:
 
 def test_a_thread_of_an_image_does_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = []
-    original = pixels.image_functions.resize
+    original = pixels.resize
 
-    def resize(images: Tensor, size: Sequence[int], *rest: object, **options: object) -> Tensor:
-        sizes.append(size[0] * size[1])
-        return original(images, size, *rest, **options)
+    def resize(images: Tensor, height: int, width: int, mode: str) -> Tensor:
+        sizes.append(height * width)
+        return original(images, height, width, mode)
 
-    monkeypatch.setattr(pixels.image_functions, "resize", resize)
+    monkeypatch.setattr(pixels, "resize", resize)
     found = fit(torch.full((3, 2, 50_000), 7, dtype=torch.uint8), Preprocessing((224, 224), (), (), "bilinear"))
     assert max(sizes) <= 4 * 224 * 224
     assert found.shape == (3, 224, 224)

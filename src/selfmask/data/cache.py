@@ -12,11 +12,10 @@ import psutil
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
-from torchvision.transforms import InterpolationMode
-from torchvision.transforms.v2 import functional as transforms
 
 from ..errors import BadImageError, ConfigError, NoImagesError, TooManyBadImagesError
 from ..memory import memory_budget
+from .resizing import resize
 from .sources import Images
 
 _PROBE = 64  # images from which the size of all is estimated
@@ -168,8 +167,9 @@ class ImageStore(Dataset[Tensor]):
             self._seen.add(i)  # in this order, for other threads: what is seen and has not failed is good
             return None
         self._seen.add(i)
-        if min(image.shape[1:]) > self.side:
-            image = transforms.resize(image, [self.side], InterpolationMode.BICUBIC, antialias=True)
+        height, width = image.shape[1:]
+        if (shorter := min(height, width)) > self.side:
+            image = resize(image, self.side * height // shorter, self.side * width // shorter, "bicubic")
         return image
 
     def _check_share_seen(self) -> None:

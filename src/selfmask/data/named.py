@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torchvision.datasets
 from torch.utils.data import ConcatDataset, Dataset
 
 from ..errors import DataUnavailableError, MalformedDataError, UnknownDataError
@@ -125,6 +124,8 @@ def _fetched(name: str, split: str) -> Dataset[Any]:
 
 
 def _part(name: str, kind: str, arguments: dict[str, Any]) -> Dataset[Any]:
+    import torchvision.datasets  # not before a data set is asked for: it loads torch's compiler, which takes seconds
+
     build, folder = getattr(torchvision.datasets, kind), data_folder()
     try:
         here: Dataset[Any] = build(folder, download=False, **arguments)

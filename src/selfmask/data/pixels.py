@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from torch import Tensor
-from torchvision.transforms.v2 import InterpolationMode
-from torchvision.transforms.v2 import functional as image_functions
 
 from ..preprocessing import Preprocessing
+from .resizing import middle, resize
 
 _LONGEST = 4  # an image longer than this many times its shorter side is cropped first: resizing it could fill memory
 
@@ -19,19 +18,14 @@ def fit(images: Tensor, preprocessing: Preprocessing) -> Tensor:
     height, width = images.shape[-2:]
     if max(height, width) > _LONGEST * min(height, width):
         longest = _LONGEST * min(height, width)
-        images = image_functions.center_crop(images, [min(height, longest), min(width, longest)])
+        images = middle(images, min(height, longest), min(width, longest))
         height, width = images.shape[-2:]
     wanted_height, wanted_width = preprocessing.size
     if height * wanted_width <= width * wanted_height:
-        covering = [wanted_height, width * wanted_height // height]
+        covering = wanted_height, width * wanted_height // height
     else:
-        covering = [height * wanted_width // width, wanted_width]
-    if covering != [height, width]:
-        images = image_functions.resize(
-            images, covering, InterpolationMode(preprocessing.interpolation), antialias=True
-        )
-    middle: Tensor = image_functions.center_crop(images, [wanted_height, wanted_width])
-    return middle
+        covering = height * wanted_width // width, wanted_width
+    return middle(resize(images, *covering, preprocessing.interpolation), wanted_height, wanted_width)
 
 
 def normalised(images: Tensor, preprocessing: Preprocessing) -> Tensor:

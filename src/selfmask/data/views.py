@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from typing import Any, Self
 
 import torch
-import torchvision.transforms.v2.functional as TF
 from torch import Tensor
 
 from ..errors import ConfigError
 from ..preprocessing import Preprocessing
 from . import image_ops as ops
+from .resizing import resize
 
 REFERENCE_SIZE = 224  # of a large crop, in pixels; the blur's sigma and the small crops are given for it
 TRIES = 10  # of a random box before the centred one is taken
@@ -232,7 +232,8 @@ class MultiCrop:
             if max(height, width) <= DENSE_LIMIT:
                 groups[height, width].append(index)
                 continue
-            view = TF.resized_crop(image, *plan.boxes[index].tolist(), [size, size], self._mode, antialias=True)
+            top, left, high, wide = plan.boxes[index].tolist()
+            view = resize(image[:, top : top + high, left : left + wide], size, size, self._mode)
             torch.div(view.flip(-1) if plan.flip[index] else view, 255, out=out[index])
         for (height, width), members in groups.items():
             batch = torch.stack([images[index] for index in members]).float().div_(255)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from functools import partial
-from typing import Any
+from functools import cache, partial
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -52,6 +52,10 @@ class MaskedModel(StoredMasks):
     """
 
     # ---- building -------------------------------------------------------------------------------------------
+
+    def __new__(cls, *_: Any, **__: Any) -> Self:
+        _keep_from_compiler()
+        return super().__new__(cls)
 
     @classmethod
     def from_pretrained(
@@ -101,7 +105,6 @@ class MaskedModel(StoredMasks):
 
     # ---- running --------------------------------------------------------------------------------------------
 
-    @torch.compiler.disable(recursive=False)  # type: ignore[no-untyped-call, untyped-decorator]
     @exclusive
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self._run(self._replacements(), *args, **kwargs)
@@ -110,7 +113,6 @@ class MaskedModel(StoredMasks):
         """The base, with other tensors in place while it runs: who calls this holds the lock."""
         return functional_call(self.base, replacements, args, kwargs, tie_weights=False)
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _replacements(self) -> dict[str, Tensor]:
         """What the base gets instead of its own tensors for one call: effective weights and statistics."""
         active = self.active_mask
@@ -254,3 +256,13 @@ class MaskedModel(StoredMasks):
                 yield
         finally:
             self.train(was_training)
+
+
+@cache
+def _keep_from_compiler() -> None:
+    """What decides which tensors the base gets is not compiled; the base is.
+
+    Before there is a masked model, not on import: asking for it loads the compiler, which takes as long as torch.
+    """
+    for name, recursive in (("forward", False), ("_replacements", True)):
+        setattr(MaskedModel, name, torch.compiler.disable(getattr(MaskedModel, name), recursive))  # type: ignore[no-untyped-call]
