@@ -94,7 +94,7 @@ def test_import_and_help_cost_little_beside_torch() -> None:
 
 
 @pytest.mark.heavy
-def test_the_help_of_a_command_costs_less_than_torch_again() -> None:
-    """It lists the settings of everything, so torch is loaded, but not its compiler: with that it was 2.5 times."""
+def test_the_help_of_a_command_does_not_cost_a_compiler() -> None:
+    """It lists the settings of everything, so torch is loaded, but not its compiler: with that, it was 2.5 times."""
     helping = "import sys; sys.argv = ['selfmask', 'adapt', '--help']; from selfmask.cli import main; main()"
-    assert seconds_of(helping) < 2 * seconds_of("import torch")
+    assert seconds_of(helping) < 2.2 * seconds_of("import torch")
