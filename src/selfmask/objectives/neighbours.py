@@ -25,10 +25,12 @@ from torch import Tensor, nn
 
 from ..data.views import ViewsConfig
 from ..errors import ConfigError
+from ..evaluation.whitening import scales
 from .base import Context, Health, Objective, ObjectiveConfig, register
 from .contrast import gathered
 from .swav import run_by_size
 
+_FLOOR = 1e-3  # of the mean variance, added to that of each direction before it is divided by
 _CHUNK = 1024  # images whose similarities to all others are in memory at a time
 
 
@@ -142,8 +144,7 @@ def whitening(features: Tensor, power: float, width: int) -> Tensor:
     """The matrix whose columns are principal directions, each divided by a power of its standard deviation."""
     values, axes = principal(features)
     values, axes = values[:width], axes[:, :width]
-    scale = ((values + 1e-3 * values.mean()) / values.mean()).clamp(min=1e-30) ** (-power / 2)
-    return axes * scale
+    return axes * scales(values / values.mean(), power, floor=_FLOOR)
 
 
 def whitened(features: Tensor, power: float, width: int) -> Tensor:
