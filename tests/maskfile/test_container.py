@@ -117,7 +117,7 @@ def test_every_field_comes_back(base: Tiny, tmp_path: Path) -> None:
 
 def test_norm_statistics_are_exact(base: Tiny, tmp_path: Path) -> None:
     """Every bit pattern survives, odd ones too."""
-    odd = torch.tensor([0.0, -0.0, 1e-45, 3e-39, 3.4e38, -3.4e38, 1 / 3, 1.0])
+    odd = torch.tensor([0.0, -0.0, 1e-45, 3e-39, 1.8e19, -1.8e19, 1 / 3, 1.0])
     mask = masked_with(base).pack().replaced(norm={"norm.running_mean": odd, "norm.running_var": odd.flip(0).abs()})
     write_mask_file(tmp_path / "a.smn", mask, flat_weights(base, mask), saved_statistics(norm_buffers(base)))
     norm = loaded(base, tmp_path / "a.smn").norm
@@ -125,7 +125,10 @@ def test_norm_statistics_are_exact(base: Tiny, tmp_path: Path) -> None:
     assert same(norm["norm.running_var"], odd.flip(0).abs())
 
 
-@pytest.mark.parametrize(("key", "value"), [("mean", math.nan), ("mean", math.inf), ("var", math.nan), ("var", -1e-9)])
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("mean", math.nan), ("mean", math.inf), ("mean", -1e37), ("var", math.nan), ("var", -1e-9), ("var", 1e37)],
+)
 def test_statistics_that_no_images_have(base: Tiny, tmp_path: Path, key: str, value: float) -> None:
     """With them, all vectors would be NaN: neither written nor read."""
     masked = masked_with(base)

