@@ -33,6 +33,8 @@ def commands(page: Path) -> list[str]:
 
 def smaller(text: str) -> str:
     text = re.sub(r"--backbone \S+", "--backbone selfmask/tiny --batch-size 8 --steps 2", text)
+    if "--budget" in text:
+        text = re.sub(r"--budget \S+", "--budget 2s", text).replace(" --steps 2", "")
     text = re.sub(r"^(selfmask compare .*)", r"\1 --adapt-steps 2 --seeds 1", text)
     if "--no-labels" in text:
         text = text.replace(" --steps 2", "")  # of runs with labels, which there are none of
