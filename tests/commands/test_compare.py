@@ -141,7 +141,10 @@ class Cut(StagesDisplay):
             self._stop.line({**line, "step": 1})
 
 
-@pytest.mark.parametrize(("lines", "politely"), [(1, True), (5, False), (9, True)])
+@pytest.mark.parametrize(
+    ("lines", "politely"),
+    [pytest.param(1, True, marks=pytest.mark.heavy), (5, False), pytest.param(9, True, marks=pytest.mark.heavy)],
+)
 def test_a_comparison_that_was_stopped_goes_on(
     tmp_path: Path, whole: tuple[Path, Comparison], lines: int, politely: bool
 ) -> None:

@@ -178,6 +178,7 @@ def compared(out: Path, *, labelled: bool = True, **changes: Any) -> Rivals:
     )
 
 
+@pytest.mark.heavy
 def test_all_methods_stand_side_by_side(tmp_path: Path) -> None:
     rivals = compared(tmp_path)
     assert tuple(rivals.methods) == METHODS

@@ -24,7 +24,7 @@ from selfmask.training.display import QuietDisplay
 from ..processes import PROCESSES
 from .small import HOW, Clothes, config, network
 
-STEPS, KILLS = 60, 3
+STEPS = 60
 
 
 def run(out: Path, workers: int = 0) -> None:
@@ -37,11 +37,12 @@ def lines(folder: Path) -> int:
     return len(file.read_text().splitlines()) if file.exists() else 0
 
 
-def test_killed_at_random_and_resumed_it_ends_in_the_same_mask(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kills", [1, pytest.param(3, marks=pytest.mark.heavy)])
+def test_killed_at_random_and_resumed_it_ends_in_the_same_mask(tmp_path: Path, kills: int) -> None:
     whole, cut, chance = tmp_path / "whole", tmp_path / "cut", random.Random(0)
     run(whole)
-    for _ in range(KILLS):
-        target = lines(cut) + chance.randint(1, STEPS // (KILLS + 1))
+    for _ in range(kills):
+        target = lines(cut) + chance.randint(1, STEPS // (kills + 1))
         child = PROCESSES.Process(target=run, args=(cut,))
         child.start()
         while child.is_alive() and lines(cut) < target:
