@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from selfmask.cli import app
 from selfmask.cli.streams import lasting_streams
 
 CODE = """
@@ -61,3 +64,17 @@ def test_streams_are_handed_back() -> None:
         assert sys.stdout is not before[0]
         assert sys.stdout.encoding == before[0].encoding
     assert (sys.stdout, sys.stderr) == before
+
+
+def test_an_output_that_is_no_longer_what_it_was_opened_as(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that became a pipe, say: it cannot be told how to write odd characters, and is written to all the same."""
+
+    class Odd(io.StringIO):
+        def reconfigure(self, **_: object) -> None:
+            raise OSError(errno.ESPIPE, "Illegal seek")
+
+    monkeypatch.setattr(sys, "stdout", Odd())
+    monkeypatch.setattr(sys, "argv", ["selfmask", "--help"])
+    with pytest.raises(SystemExit) as end:
+        app()
+    assert end.value.code == 0

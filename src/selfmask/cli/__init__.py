@@ -10,7 +10,7 @@ import re
 import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from typing import Any
 
@@ -114,7 +114,8 @@ def app() -> None:
     """
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # what a terminal's encoding does not have is no reason to stop
-            stream.reconfigure(errors="backslashreplace")
+            with suppress(OSError):  # nor is an output that is no longer what it was opened as
+                stream.reconfigure(errors="backslashreplace")
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module="PIL")  # about odd files; what cannot be read is counted and listed
         warnings.simplefilter("default", BaseWarning)
