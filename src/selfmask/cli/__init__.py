@@ -27,7 +27,7 @@ _NO_MEMORY = re.compile("can't allocate memory|out of memory", re.IGNORECASE)
 VERBS = {
     "adapt": "Adapt a backbone to unlabelled images by learning which of its weights to switch off.",
     "embed": "Turn images into vectors: write file names and float32 vectors to one file.",
-    "evaluate": "Measure accuracy on labelled images: of the frozen backbone, and of the mask or cascade, with and without a map.",
+    "evaluate": "Measure accuracy on labelled images: frozen, and with the mask or cascade, with and without a map.",
     "train": "Train with labels: a mask and its head in one small file, or a baseline.",
     "compare": "Compare masks with fine-tuning, linear heads, LoRA and BitFit: accuracy against labels and bytes.",
     "cascade": "Learn one mask for all images, and an expert mask for each cluster of images.",

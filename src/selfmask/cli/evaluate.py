@@ -79,7 +79,7 @@ def evaluate(
     size: UseSize = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print all results as one JSON object.")] = False,
 ) -> None:
-    """Measure accuracy on labelled images: of the frozen backbone, and of the mask or cascade, with and without a map.
+    """Measure accuracy on labelled images: frozen, and with the mask or cascade, with and without a map.
 
     Example:  selfmask evaluate runs/birds --data labelled-birds/ --report birds.html
     """
