@@ -23,6 +23,7 @@ MAX_TEXT = 1 << 16
 MAX_NAME = 1 << 12
 """Of a key, and of a tensor."""
 _SHOWN = 100
+_FOLDER = 0x10  # of the attributes of a member of an archive
 
 
 def content(path: Path, *, most: int = MAX_DOCUMENT) -> bytes:
@@ -43,6 +44,8 @@ def archive(file: IO[bytes]) -> zipfile.ZipFile:
     members, size = found.infolist(), file.seek(0, os.SEEK_END)
     if any(member.compress_type != zipfile.ZIP_STORED for member in members):
         raise ValueError("it is compressed, which torch.save does not do")
+    if any(member.is_dir() or member.external_attr & _FOLDER for member in members):
+        raise ValueError("it holds a folder, in whose place torch would give whatever is in memory")
     if sum(member.file_size for member in members) > size:
         raise ValueError(f"it claims to hold more than the {size:,} bytes that it has")
     return found

@@ -138,6 +138,18 @@ def test_what_would_take_more_memory_than_it_takes_in_the_file_is_refused(
     load_backbone(NAME, weights=tmp_path / "whole.pt")
 
 
+def test_a_tensor_that_is_called_a_folder_is_refused(tmp_path: Path, trained: StateDict) -> None:
+    """In its place torch gives whatever is in memory just now, and says nothing."""
+    torch.save(trained, tmp_path / "whole.pt")
+    with zipfile.ZipFile(tmp_path / "whole.pt") as whole, zipfile.ZipFile(tmp_path / "a.pt", "w") as other:
+        for name in whole.namelist():
+            member = zipfile.ZipInfo(name)
+            member.external_attr = 0x10 if name.endswith("/data/0") else 0
+            other.writestr(member, whole.read(name))
+    with pytest.raises(BadWeightsError, match="folder"):
+        load_backbone(NAME, weights=tmp_path / "a.pt")
+
+
 @pytest.mark.parametrize("file", ["a.pth", "a.safetensors"])
 @pytest.mark.parametrize("content", [None, b"", b"no weights", b"\xff" * 64, b"PK\x03\x04" + bytes(40)])
 def test_anything_else_is_an_error_with_advice(tmp_path: Path, file: str, content: bytes | None) -> None:
