@@ -115,6 +115,7 @@ def test_mistakes_are_answered_with_what_to_do(place: Path, tmp_path: Path, word
     assert "do:" in done.stderr or "expected:" in done.stderr
 
 
+@pytest.mark.heavy
 def test_unreadable_images_belong_to_no_cluster(place: Path, tmp_path: Path) -> None:
     shutil.copytree(place / "photos", tmp_path / "photos")
     first = sorted((tmp_path / "photos").glob("*/*.png"))[0]

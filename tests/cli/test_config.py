@@ -69,7 +69,11 @@ def test_a_rule_that_starts_with_weights_off_falls_back_to_the_frozen_backbone(l
     assert (result["kept"], result["active"], result["best_step"]) == ("identity", 1.0, 0)
 
 
-@pytest.mark.parametrize("kind", ["toml", "yaml", "json", "config.json", "folder"])
+# The formats themselves are tested in tests/settings.
+@pytest.mark.parametrize(
+    "kind",
+    ["toml", "folder", *(pytest.param(kind, marks=pytest.mark.heavy) for kind in ("yaml", "json", "config.json"))],
+)
 def test_files_say_what_options_say(long: Path, photos: Path, tmp_path: Path, kind: str) -> None:
     names: dict[str, tuple[Path, str]] = {
         "toml": (tmp_path / "a.toml", TOML),

@@ -54,7 +54,7 @@ def stop_stages_at(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
 EVERY = ("--log-every", "1", "--checkpoint-every", "10", "--steps", "4", "--batch-size", "8")
 
 
-@pytest.mark.parametrize("verb", ["adapt", "train"])
+@pytest.mark.parametrize("verb", ["adapt", pytest.param("train", marks=pytest.mark.heavy)])
 def test_resume_needs_nothing_else(photos: Path, tmp_path: Path, verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
     words = (verb, photos, "--backbone", "selfmask/tiny", *EVERY, "--flip-p", "0.3", "--lr", "25", "--max-bad", "0.1")
     fine(selfmask(*words, "--out", tmp_path / "whole"))

@@ -13,7 +13,7 @@ from tests.clips import small_open_clip, small_transformers
 TINY = ("--backbone", "selfmask/tiny", "--steps", "2", "--batch-size", "8")
 
 
-@pytest.mark.parametrize("method", ["mask", "full"])
+@pytest.mark.parametrize("method", ["mask", pytest.param("full", marks=pytest.mark.heavy)])
 def test_train_then_embed_and_evaluate(photos: Path, tmp_path: Path, method: str) -> None:
     out = tmp_path / "run"
     done = selfmask("train", photos, *TINY, "--method", method, "--label-fraction", "0.5", "--out", out)
@@ -52,7 +52,7 @@ def test_a_head_of_other_classes_is_no_silent_zero(photos: Path, tmp_path: Path)
     assert "no head" in missing.stderr
 
 
-@pytest.mark.parametrize("method", ["mask", "lora"])
+@pytest.mark.parametrize("method", ["mask", pytest.param("lora", marks=pytest.mark.heavy)])
 def test_clip_from_class_names(photos: Path, tmp_path: Path, method: str) -> None:
     """Zero-shot before, trained after, with the checkpoint's own tokenizer and both towers."""
     name = small_transformers(tmp_path / "clip")

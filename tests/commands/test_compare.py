@@ -196,7 +196,7 @@ class Kept(SomeImages):
         return super().load(i, near=near)
 
 
-@pytest.mark.parametrize("preset", ["fast", "paper"])
+@pytest.mark.parametrize("preset", ["fast", pytest.param("paper", marks=pytest.mark.heavy)])
 def test_test_images_are_never_learned_from(tmp_path: Path, preset: str) -> None:
     """Neither by a step nor into a queue (`paper` has one): nothing that learns ever reads one."""
     (images, test), display = clothes(100, 40), Watching()

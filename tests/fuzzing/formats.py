@@ -505,11 +505,11 @@ FORMATS = {
     "tuned": Format(mutate_tuned, read_tuned, 60),
     "map": Format(mutate_map, read_map, 40),
     "vectors (cache)": Format(mutate_cached, read_cached, 80),
-    "vectors (parts)": Format(mutate_parts, read_parts, 20),
+    "vectors (parts)": Format(mutate_parts, read_parts, 8),
     "checkpoint": Format(mutate_checkpoint, read_a_checkpoint, 80),
     "config": Format(functools.partial(mutate_text, CONFIGS), read_config, 80),
     "run folder": Format(mutate_run, read_run, 60),
-    "list": Format(functools.partial(mutate_text, LISTS), read_list, 60),
+    "list": Format(functools.partial(mutate_text, LISTS), read_list, 72),
     "npz": Format(mutate_arrays, read_arrays, 60),
     "weights": Format(mutate_weights, read_weights_file, 40),
 }
