@@ -73,6 +73,12 @@ def test_help_names_every_verb_with_the_first_sentence_of_its_own() -> None:
         assert (load(verb).help or "").partition("\n\n")[0] == words
 
 
+def test_ctrl_c_after_the_end_is_too_late() -> None:
+    code = "import signal, sys\nfrom selfmask.cli import main\nsys.argv = ['selfmask', '--help']\n"
+    code += "try:\n    main()\nexcept SystemExit:\n    sys.exit(signal.getsignal(signal.SIGINT) != signal.SIG_IGN)"
+    assert subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL).returncode == 0
+
+
 def test_a_verb_that_does_not_exist_is_a_mistake_in_usage() -> None:
     result = selfmask("adpat")
     assert result.returncode == 2

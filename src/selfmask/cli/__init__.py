@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import sys
 import warnings
 from collections.abc import Iterator
@@ -102,8 +103,12 @@ def _main() -> None:
 def main() -> None:
     """The command line as a process of its own, which may use memory as suits it."""
     keep_memory()
-    with lasting_streams():
-        app()
+    try:
+        with lasting_streams():
+            app()
+    finally:
+        # All is done: Ctrl-C, while Python takes itself down, would only make it print a traceback.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def app() -> None:
