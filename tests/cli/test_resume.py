@@ -121,7 +121,7 @@ def test_cascades_and_comparisons_know_all_their_settings(photos: Path, tmp_path
     refused(selfmask("compare", "--resume", tmp_path / "compare", "--norm", "frozen"), "train.mask.norm = 'adapt'")
     fine(selfmask("compare", "--resume", tmp_path / "compare", "--methods", "frozen,linear"))  # more may be added
     done = fine(selfmask("compare", "--resume", tmp_path / "compare", "--json"))
-    assert set(json.loads(done.stdout)["cells"]) == {"frozen-0.5-0", "linear-0.5-0"}
+    assert set(json.loads(done.stdout)["cells"]) == {"frozen-0.5-0", "frozen+map-0.5-0", "linear-0.5-0"}
 
 
 def bitmaps(folder: Path, count: int) -> Path:
