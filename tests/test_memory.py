@@ -151,6 +151,7 @@ def test_the_command_is_what_keeps_it(monkeypatch: pytest.MonkeyPatch) -> None:
     called: list[str] = []
     monkeypatch.setattr(cli, "keep_memory", lambda: called.append("keep"))
     monkeypatch.setattr(cli, "app", lambda: called.append("app"))
+    monkeypatch.setattr(cli.signal, "signal", lambda *_: None)  # what ends is a process of its own, not that of tests
     cli.main()
     assert called == ["keep", "app"]
     project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
