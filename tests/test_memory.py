@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+import torchvision  # noqa: F401 - before tests that let no library be loaded
 
 import selfmask
 from selfmask import adapt, cli, memory
