@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,9 +15,12 @@ from sklearn.decomposition import PCA
 from sklearn.neighbors import NearestNeighbors
 from torch import Tensor
 
+from selfmask import adapt
+from selfmask.data.views import ViewsConfig
 from selfmask.errors import ConfigError
 from selfmask.objectives.neighbours import Neighbours, NeighboursConfig, nearest, whitened
 
+from ..training import small as runs
 from . import small
 
 torch.set_num_threads(1)
@@ -117,3 +121,23 @@ def test_a_resumed_run_has_the_same_neighbours_and_does_not_find_them_twice() ->
 def test_too_few_images_are_refused() -> None:
     with pytest.raises(ConfigError, match="fewer images than neighbours"):
         objective(neighbours=IMAGES)
+
+
+def test_a_run_that_was_cut_short_ends_in_the_same_bits_after_refreshes(tmp_path: Path) -> None:
+    settings = runs.config(
+        objective=NeighboursConfig(neighbours=5, refresh=4, width=8), views=ViewsConfig(size=16, small=0)
+    )
+
+    def stop(_: Any, line: Any) -> None:
+        if line["step"] == 7:
+            raise KeyboardInterrupt
+
+    learn = partial(adapt, images=runs.Clothes(), config=settings, preprocessing=runs.HOW, report=False)
+    whole = learn(runs.network(), out=tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        learn(runs.network(), out=tmp_path / "cut", watch=stop)
+    learn(runs.network(), out=tmp_path / "cut", resume=True)
+    assert (tmp_path / "cut" / "mask.smn").read_bytes() == (tmp_path / "whole" / "mask.smn").read_bytes()
+    state = torch.load(tmp_path / "whole" / "checkpoints" / "last.pt", weights_only=True)["objective"]
+    assert int(state["done"]) == 2  # twice anew in 12 steps
+    assert whole.result["active"] < 1

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from selfmask import adapt
-from selfmask.errors import ConfigError
+from selfmask.errors import ConfigError, RunDamagedError
 from selfmask.training.budget import LEAST_STEPS, Speed
 from selfmask.training.config import seconds_of
 
@@ -82,6 +82,12 @@ def test_a_resumed_run_keeps_the_steps_that_its_budget_came_to(tmp_path: Path, m
         adapt(network(), Clothes(), settings, out=tmp_path / "run", preprocessing=HOW, report=False, watch=stop)
     begun = json.loads((tmp_path / "run" / "config.json").read_text())["facts"]["steps"]
     assert 40 <= begun < 60
+    whole = (tmp_path / "run" / "config.json").read_text()
+    for damaged in (whole.replace(f'"steps": {begun}', '"steps": "x"'), '{"facts": 3}'):
+        (tmp_path / "run" / "config.json").write_text(damaged)
+        with pytest.raises(RunDamagedError, match="how many steps"):
+            adapt(network(), Clothes(), settings, out=tmp_path / "run", resume=True, preprocessing=HOW, report=False)
+    (tmp_path / "run" / "config.json").write_text(whole)
     done = adapt(network(), Clothes(), settings, out=tmp_path / "run", resume=True, preprocessing=HOW, report=False)
     assert done.result["steps"] == begun == done.log[-1]["step"]
 

@@ -104,8 +104,14 @@ class RunFolder:
         """How long the run that began here is; None if none did."""
         if not self._has_work:
             return None
-        steps = checked.mapping(self.read_json(self.path / RunFile.CONFIG).get("facts")).get("steps")
-        return steps if isinstance(steps, int) else None
+        facts = self.read_json(self.path / RunFile.CONFIG).get("facts")
+        steps = facts.get("steps") if isinstance(facts, dict) else None
+        if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
+            raise RunDamagedError(
+                f"{self.path / RunFile.CONFIG} does not say how many steps the run has",
+                todo="start again in another folder: --out",
+            )
+        return steps
 
     @staticmethod
     def read_json(file: Path) -> dict[str, Any]:
