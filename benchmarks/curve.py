@@ -57,6 +57,8 @@ CURVE = (*LOOKED_AT[:3], *ONCE[:2])
 
 def perform(pair: Pair, budget: str, seed: int) -> dict[str, Any]:
     model, preprocessing = backbone_named(pair.backbone)
+    if pair.backbone != "selfmask/tiny":
+        preprocessing = dataclasses.replace(preprocessing, size=(64, 64))
     labelled = Labelled(*(open_images(pair.images, split=split) for split in ("train", "test")))
     config = AdaptConfig.preset("fast", budget=budget, seed=seed, track=(), size=preprocessing.size[0])
     done = adapt(model, pair.images, config, preprocessing=preprocessing, labelled=labelled, report=False)

@@ -13,7 +13,8 @@ from torch import nn
 
 from selfmask import AdaptConfig
 from selfmask.backbones import load_backbone
-from selfmask.commands.adapt import AdaptMethod, adapt
+from selfmask.commands.adapt import adapt
+from selfmask.commands.adapt_config import AdaptMethod
 from selfmask.commands.evaluate import features_of
 from selfmask.data.partition import open_labelled
 from selfmask.embedding.embedder import Embedder, PlainVariants

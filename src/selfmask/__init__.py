@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .cascade.model import Cascade
-    from .commands.adapt import AdaptConfig, AdaptResult, adapt
+    from .commands.adapt import AdaptResult, adapt
+    from .commands.adapt_config import AdaptConfig
     from .commands.cascade.config import CascadeConfig
     from .commands.cascade.run import fit_cascade
     from .commands.train import TrainConfig, TrainResult, train
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {
-    "AdaptConfig": "commands.adapt",
+    "AdaptConfig": "commands.adapt_config",
     "AdaptResult": "commands.adapt",
     "Cascade": "cascade.model",
     "CascadeConfig": "commands.cascade.config",

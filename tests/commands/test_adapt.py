@@ -49,6 +49,27 @@ def save_images(folder: Path, number: int, *, size: int = 24, alike: bool = Fals
     return folder
 
 
+def test_of_many_images_a_sample_is_read(tmp_path: Path) -> None:
+    class Watched(Clothes):
+        def __getitem__(self, index: int) -> Any:
+            read.add(index)
+            return super().__getitem__(index)
+
+    class Heard(QuietDisplay):
+        def say(self, text: str) -> None:
+            said.append(text)
+
+    samples = []
+    for seed in (0, 0, 1):
+        read, said = set[int](), list[str]()
+        run(Watched(48), changes={"steps": 1, "most_images": 20, "seed": seed}, display=Heard())
+        samples.append(read)
+        assert any("a random sample of 20 of the 48 images" in text for text in said)
+    assert [len(sample) for sample in samples] == [20, 20, 20]
+    assert samples[0] == samples[1] != samples[2]
+    assert AdaptConfig.preset("fast").most_images == 20_000  # minutes, however many there are
+
+
 def test_the_run_folder_holds_all_of_a_run(tmp_path: Path) -> None:
     labelled = Labelled(open_images(Clothes(40)), open_images(Clothes(40)))
     changes = {"steps": 3, "track": ("tensorboard",)}

@@ -245,6 +245,13 @@ def test_a_rule_that_starts_with_weights_off_is_kept_where_it_is_better(monkeypa
     assert result.model.sparsity()["total"] == pytest.approx(0.5, abs=0.01)
 
 
+def test_long_runs_are_looked_at_ten_times() -> None:
+    config = AdaptConfig.preset("fast")
+    lengths = {1: 60, 120: 60, 600: 60, 601: 70, 1920: 200, 10**6: 10**5}
+    assert {steps: config.look_every(steps) for steps in lengths} == lengths
+    assert dataclasses.replace(config, quality_every=30).look_every(1920) == 30
+
+
 @pytest.mark.parametrize("wrong", [{"quality_every": 0}, {"log_every": 2, "quality_every": 3}])
 def test_settings_that_cannot_work_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="quality_every"):

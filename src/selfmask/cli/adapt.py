@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from ..commands.adapt import PRESETS, AdaptConfig
+from ..commands.adapt_config import PRESETS, AdaptConfig
 from ..evaluation.rows import as_table
 from ..files import RunFile
 from . import options

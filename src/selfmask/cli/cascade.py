@@ -12,7 +12,7 @@ import typer
 from rich.table import Table
 from typer.core import TyperGroup
 
-from ..commands.adapt import PRESETS
+from ..commands.adapt_config import PRESETS
 from ..commands.cascade.config import CascadeConfig
 from ..files import RunFile
 from . import options

@@ -25,7 +25,8 @@ def demo(
     it continues; if it is finished, it shows the result again (remove the folder to start over).
     """
     from ..backbones import load_backbone
-    from ..commands.adapt import AdaptConfig, adapt
+    from ..commands.adapt import adapt
+    from ..commands.adapt_config import AdaptConfig
     from ..commands.outcome import Labelled
     from ..data import open_images
     from .adapt import show

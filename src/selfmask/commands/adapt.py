@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Self, get_args
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,14 +25,10 @@ from ..errors import ConfigError
 from ..files import RunFile
 from ..maskfile import Fingerprints, state_of
 from ..masking import MaskConfig, MaskedModel
-from ..objectives import Context, Objective, ObjectiveConfig, objective_named
-from ..objectives.contrast import ContrastConfig
-from ..objectives.swav import SwAVConfig
+from ..objectives import Context, Objective
 from ..preprocessing import Preprocessing, preprocessing_for
 from ..running import evaluating
-from ..settings import to_dict
 from ..training.beside import Beside, Tuned
-from ..training.config import RunConfig, preset_named
 from ..training.display import Display
 from ..training.guard import Guard
 from ..training.loop import ParameterGroup
@@ -42,6 +38,7 @@ from ..training.run import Recipe, Run, Watch, run, score_group
 from ..training.seeds import derive, generator
 from ..training.start import Start
 from ..training.tuned import FROZEN, About, write_tuned
+from .adapt_config import AdaptConfig
 from .outcome import (
     Labelled,
     check_labels,
@@ -53,117 +50,8 @@ from .outcome import (
     write_neighbours_report,
 )
 
-AdaptMethod = Literal["mask", "full", "lora", "bitfit"]
-
 _HELD_OUT = 256  # images that the gate looks at, or a fifth of all if they are few
 _COPIES = 512  # distorted copies of them, in all
-_PAPER_STEPS = 117_188  # 150 epochs of 50,000 images in batches of 64
-
-
-# ---- settings -----------------------------------------------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class AdaptConfig(RunConfig):
-    """All settings of an adaptation; `AdaptConfig.preset` returns tested ones.
-
-    method: what to train: mask (scores of the weights), full (all weights), lora (low-rank matrices added to the
-        weights that a mask would select) or bitfit (biases and norm layers).
-    lr: learning rate of what the method trains; for a mask with `per_tensor`, the distance that the scores of all
-        layers together travel over the run. Every method has a default of its own.
-    rank: rank of the LoRA matrices.
-    most_images: number of images to learn from at most; of a larger set, a random sample is taken.
-    heads_first: share of the run, at the start, in which only the heads are trained.
-    objective: training objective.
-    views: augmented views of each image; by default those that suit the objective. Here `size` only sets the ratio of
-        small crops to large ones.
-    gate: measure on held-out images whether the representation improves, and keep the best point; if nothing is better
-        than the frozen backbone, the result is the frozen backbone.
-    quality_every: number of steps between measurements of quality on the held-out images.
-    """
-
-    method: AdaptMethod = "mask"
-    lr: float = None  # type: ignore[assignment]  # depends on the method
-    rank: int = 8
-    weight_decay: float = 1e-6
-    most_images: int | None = None
-    heads_first: float = 0.0
-    objective: ObjectiveConfig = dataclasses.field(default_factory=SwAVConfig)
-    views: ViewsConfig | None = None
-    gate: bool = False
-    quality_every: int = 60
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.method not in get_args(AdaptMethod):
-            raise ConfigError("unknown method", expected=", ".join(get_args(AdaptMethod)), found=self.method)
-        if self.lr is None:
-            object.__setattr__(self, "lr", _RATES[self.method])
-        if self.rank < 1:
-            raise ConfigError("rank is out of range", expected="1 or more", found=self.rank)
-        if isinstance(self.objective, str):
-            object.__setattr__(self, "objective", objective_named(self.objective))
-        if self.most_images is not None and self.most_images < 2:
-            raise ConfigError("most_images is out of range", expected="2 or more", found=self.most_images)
-        if not 0 <= self.heads_first < 1:
-            raise ConfigError(
-                "heads_first is out of range", expected="a share of the run, from 0 to below 1", found=self.heads_first
-            )
-        if self.gate and (self.quality_every < 1 or self.quality_every % self.log_every):
-            raise ConfigError("quality_every must be a multiple of log_every", found=self.quality_every)
-
-    @staticmethod
-    def preset(name: str, **changes: Any) -> AdaptConfig:
-        """A preset, with some settings changed: `AdaptConfig.preset("fast", steps=300)`."""
-        config: AdaptConfig = preset_named(PRESETS, name)
-        return config.changed(**changes)
-
-    def changed(self, **changes: Any) -> Self:
-        """With some settings changed; another method has another learning rate, unless that is said too."""
-        if changes.get("method", self.method) != self.method:
-            changes = {"lr": None, **changes}
-        return super().changed(**changes)
-
-    @property
-    def chosen_views(self) -> ViewsConfig:
-        return self.objective.views if self.views is None else self.views
-
-    def suggested(self, part: str) -> ViewsConfig:
-        """What `views` would be, were only some of it given."""
-        assert part == "views"
-        return self.chosen_views
-
-    def to_dict(self) -> dict[str, Any]:
-        return {**super().to_dict(), "views": to_dict(self.chosen_views)}
-
-
-# Of a mask, the paper's, without `per_tensor`; the others were chosen on the bundled pair: docs/rivals.md.
-_RATES: Mapping[str, float] = {"mask": 50.0, "full": 0.02, "lora": 0.2, "bitfit": 0.1}
-
-# `fast` helps within minutes, on any backbone, and knows whether it helped; docs/recipe.md has the why of every part.
-# The other two are SwAV over scores with plain SGD, as long as the paper's (150 epochs) unless told otherwise. They
-# differ where the paper's text and its released code do: how long prototypes stay frozen. All shares are of the run, so
-# a shorter run goes through the same phases.
-PRESETS: Mapping[str, AdaptConfig] = {
-    "fast": AdaptConfig(
-        steps=120,
-        objective=ContrastConfig(),
-        lr=30.0,
-        per_tensor=True,
-        head_lr=0.02,
-        weight_decay=0.0,
-        heads_first=0.05,
-        mask=MaskConfig(norm="anchored"),
-        gate=True,
-    ),
-    # SwAV's default: prototypes frozen for 313 steps.
-    "paper": AdaptConfig(objective=SwAVConfig(freeze_prototypes=313 / _PAPER_STEPS)),
-    # The code froze them for 5,005 steps.
-    "reference": AdaptConfig(objective=SwAVConfig(freeze_prototypes=5005 / _PAPER_STEPS)),
-}
-
-
-# ---- the verb -----------------------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
@@ -234,13 +122,18 @@ def adapt(
     """
     check_labels(labelled)
     source, note = open_to_learn(images, split=split, max_pixels=max_pixels)
-    if note and display is not None:
-        display.say(note)
+    config = config or AdaptConfig.preset("fast")
+    if display is not None:
+        if note:
+            display.say(note)
+        if config.most_images is not None and len(source) > config.most_images:
+            sample = f"learning from a random sample of {config.most_images:,} of the {len(source):,} images"
+            display.say(f"{sample}; --most-images takes more, and more time")
     about = {"backbone": Preprocessing.of_model(model)[0], "weights": None, **(about or {})}
     recipe = Adaptation(
         model,
         source,
-        config or AdaptConfig.preset("fast"),
+        config,
         given=preprocessing,
         name=about["backbone"],
         labelled=labelled,
@@ -381,11 +274,12 @@ class Adaptation(Recipe):
 
         masked = run.learner.masked
         starts_frozen = self.start is not None or masked is None or masked.sparsity()["total"] == 1
+        every = self.config.look_every(run.steps)
         return Guard(
             measured,
             partial(Gain.of, kinds=kinds),
-            every=self.config.quality_every,
-            looks=math.ceil(run.steps / self.config.quality_every),
+            every=every,
+            looks=math.ceil(run.steps / every),
             baseline=None if starts_frozen else lambda: run.processes.from_main(quality.frozen),
         )
 

@@ -14,7 +14,8 @@ from ..data import Images
 from ..files import RunFile
 from ..training import RunFolder
 from ..training.display import StagesDisplay
-from .adapt import AdaptConfig, AdaptResult, adapt
+from .adapt import AdaptResult, adapt
+from .adapt_config import AdaptConfig
 
 
 class AnyCell(Hashable, Protocol):

@@ -31,7 +31,7 @@ from ..settings import to_dict
 from ..training import Processes, open_folder
 from ..training.display import StagesDisplay
 from ..training.methods import MethodName, need_peft
-from .adapt import AdaptConfig
+from .adapt_config import AdaptConfig
 from .cells import Cells, Job
 from .rivals import RivalsRunner
 from .train import TrainConfig, train

@@ -27,7 +27,7 @@ from ..masking.norms import norm_layers
 from ..preprocessing import Preprocessing, preprocessing_for
 from ..report.rivals import RivalCell
 from ..training import Processes, open_folder
-from .adapt import AdaptConfig, AdaptMethod
+from .adapt_config import AdaptConfig, AdaptMethod
 from .cells import Cells, Job
 from .evaluate import features_of
 

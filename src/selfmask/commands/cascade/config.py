@@ -9,7 +9,7 @@ from ...cascade.config import ShapeConfig
 from ...errors import ConfigError
 from ...settings import to_dict
 from ...training.seeds import derive
-from ..adapt import AdaptConfig
+from ..adapt_config import AdaptConfig
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,8 @@ from ...data.sources import SomeImages
 from ...errors import ConfigError
 from ...training.display import Display, QuietDisplay
 from ...training.start import Start
-from ..adapt import AdaptConfig, adapt
+from ..adapt import adapt
+from ..adapt_config import AdaptConfig
 from .job import Job, check_begun
 
 
