@@ -23,6 +23,7 @@ from selfmask import AdaptConfig, adapt
 from selfmask.commands.outcome import Labelled
 from selfmask.data import open_images
 from selfmask.evaluation.rows import COLUMNS
+from selfmask.memory import keep_memory
 
 from .gate import backbone_named
 
@@ -100,6 +101,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="only pairs whose name holds this text")
     parser.add_argument("--seeds", type=int, default=1)
     given = parser.parse_args()
+    keep_memory()  # as the command line does
     if given.budget == "tables":
         show(read(given.log))
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from tests.cli.inside import selfmask
 from tests.cli.small import SMALL, fine
 from tests.cli.test_adapt import save_clothes
+from tests.light import no_report
 
 LONG = (
     "--rule",
@@ -44,6 +46,13 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("photos")
     save_clothes(folder, 60)
     return folder
+
+
+@pytest.fixture(scope="module")
+def no_reports() -> Iterator[None]:
+    """For tests of anything but reports."""
+    with no_report():
+        yield
 
 
 @pytest.fixture(scope="session")

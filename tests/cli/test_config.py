@@ -10,6 +10,8 @@ import pytest
 from tests.cli.inside import selfmask
 from tests.cli.small import SMALL, fine, kept, refused
 
+pytestmark = pytest.mark.usefixtures("no_reports")
+
 TOML = """
 backbone = "selfmask/tiny"
 steps = 2

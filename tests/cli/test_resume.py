@@ -18,6 +18,8 @@ from selfmask.cli.display import ConsoleDisplay, ConsoleStages
 from tests.cli.inside import selfmask
 from tests.cli.small import SMALL, fine, kept, refused
 
+pytestmark = pytest.mark.usefixtures("no_reports")
+
 
 def state(folder: Path) -> dict[str, str]:
     return {
