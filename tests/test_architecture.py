@@ -86,6 +86,7 @@ def seconds_of(code: str) -> float:
     return min(seconds)
 
 
+@pytest.mark.heavy
 def test_import_and_help_cost_little_beside_torch() -> None:
     helping = "import sys; sys.argv = ['selfmask', '--help']; from selfmask.cli import main; main()"
     torch = seconds_of("import torch")

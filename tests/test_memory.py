@@ -67,6 +67,7 @@ glibc = pytest.mark.skipif(not is_glibc(), reason="another C library")
 
 
 @glibc
+@pytest.mark.heavy
 def test_freed_memory_is_used_again() -> None:
     assert run(KEEP)[1] >= 64
     kept, pages = run(f"{KEEP}; kept = keep_memory()", "kept")

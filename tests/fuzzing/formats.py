@@ -501,10 +501,10 @@ def read_weights_file(case: Case, folder: Path) -> str:
 
 FORMATS = {
     "mask": Format(masks.mutate, lambda case, folder: masks.read(case, folder / "a.smn"), 334),
-    "cascade": Format(mutate_cascade, read_cascade, 90),
-    "tuned": Format(mutate_tuned, read_tuned, 60),
-    "map": Format(mutate_map, read_map, 40),
-    "vectors (cache)": Format(mutate_cached, read_cached, 80),
+    "cascade": Format(mutate_cascade, read_cascade, 70),
+    "tuned": Format(mutate_tuned, read_tuned, 40),
+    "map": Format(mutate_map, read_map, 60),
+    "vectors (cache)": Format(mutate_cached, read_cached, 100),
     "vectors (parts)": Format(mutate_parts, read_parts, 4),
     "checkpoint": Format(mutate_checkpoint, read_a_checkpoint, 80),
     "config": Format(functools.partial(mutate_text, CONFIGS), read_config, 80),

@@ -143,6 +143,7 @@ def hold(path: Path, told: Connection) -> None:
     folder.close()
 
 
+@pytest.mark.heavy  # what one process sees of another; cli/test_adapt has it, too, without the murder
 def test_two_runs_cannot_share_a_folder_and_a_killed_one_frees_it(tmp_path: Path) -> None:
     """Whether they are of one process or of two."""
     mine, its = PROCESSES.Pipe()

@@ -70,7 +70,8 @@ def run_in_a_group(out: Path) -> None:
         sys.exit(130)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.heavy)])
+@pytest.mark.heavy
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_to_the_whole_group_ends_with_a_checkpoint(tmp_path: Path, number: int) -> None:
     """Processes that prepare views get it, too."""
     child = PROCESSES.Process(target=run_in_a_group, args=(tmp_path / "cut",))
