@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from selfmask import AdaptConfig, FeatureMap, MaskConfig
+from selfmask import FeatureMap, MaskConfig
 from selfmask.backbones import load_backbone
 from selfmask.commands.adapt import Adaptation
 from selfmask.data import open_images
@@ -43,9 +43,9 @@ from selfmask.training.run import Run, run
 from selfmask.training.seeds import generator
 
 from .common import imagenet_lite0
+from .first_recipe import FIRST, for_backbone
 
-FAST = AdaptConfig.preset("fast", track=())
-# Ways to run `fast`, some of which are known to do harm.
+# Ways to run what `fast` was, some of which are known to do harm.
 RECIPES: Mapping[str, Mapping[str, Any]] = {
     "fast": {},
     "without kinship": {"objective": ContrastConfig(kinship=0.0)},
@@ -157,9 +157,10 @@ def collect(cell: Cell, folder: Path, *, labels: bool = True) -> None:
     model, preprocessing = backbone_named(cell.backbone)
     train, test = (open_images(cell.images, split=split) for split in ("train", "test"))
     truth = {"train": torch.tensor(train.labels), "test": torch.tensor(test.labels)}
-    config = FAST.changed(
+    config = FIRST.changed(
         seed=cell.seed, size=preprocessing.size[0], steps=steps, quality_every=every, **RECIPES.get(cell.recipe, {})
     )
+    config = for_backbone(config, model)
     recipe = Adaptation(model, train, config, given=preprocessing, name=None, labelled=None, start=None, report=False)
 
     def measured(masked: nn.Module) -> dict[str, float]:

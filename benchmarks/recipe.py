@@ -1,4 +1,4 @@
-"""How good is `fast`, and why: the runs behind docs/recipe.md.
+"""How good was the first recipe of `fast`, and why: the runs behind docs/recipe.md.
 
     python -m benchmarks.recipe PART [--log FILE]   PART: demo, grid, ablation, elsewhere, reference, tables
 
@@ -30,13 +30,14 @@ from selfmask.embedding.vectors import embed
 from selfmask.evaluation import few_label_probe, knn_accuracy
 from selfmask.objectives.contrast import ContrastConfig
 
+from .first_recipe import FIRST, for_backbone
+
 LOG = Path("docs/logs/recipe.jsonl")
 DEMO = "selfmask/tiny", "selfmask/fashion"
 SEEDS = (0, 1, 2)
 SETS = ("small-mnist", "small-fashion", "small-cifar10", "small-digits")
-FAST = AdaptConfig.preset("fast", track=())
 
-# What `fast` is without one of its parts.
+# What it was without one of its parts.
 WITHOUT: Mapping[str, Mapping[str, Any]] = {
     "contrast (SwAV instead)": {"objective": "swav", "head_lr": 0.15},
     "kinship": {"objective": ContrastConfig(kinship=0.0)},
@@ -68,27 +69,27 @@ class Run:
 def runs(part: str) -> Iterator[Run]:
     if part == "demo":
         for seed in SEEDS:
-            yield Run(part, "fast", *DEMO, dataclasses.replace(FAST, seed=seed))
+            yield Run(part, "fast", *DEMO, dataclasses.replace(FIRST, seed=seed))
     if part == "grid":
         for backbone in ("selfmask/tiny", "tiny with labels", "tf_efficientnet_lite0"):
             for images in SETS:
                 size = 64 if backbone.startswith("tf") else None
-                yield Run(part, "fast", backbone, images, FAST, size)
+                yield Run(part, "fast", backbone, images, FIRST, size)
     if part == "ablation":
         for seed in SEEDS:
             for name, changes in WITHOUT.items():
-                yield Run(part, name, *DEMO, dataclasses.replace(FAST, seed=seed, **changes))
+                yield Run(part, name, *DEMO, dataclasses.replace(FIRST, seed=seed, **changes))
     if part == "elsewhere":  # what does not help on the clothes has to show what it is for
         for seed in SEEDS:
             for name in ("fast", "kinship", "heads first"):
-                config = dataclasses.replace(FAST, seed=seed, **WITHOUT.get(name, {}))
+                config = dataclasses.replace(FIRST, seed=seed, **WITHOUT.get(name, {}))
                 yield Run("ablation", name, "selfmask/tiny", "small-mnist", config)
-        without = dataclasses.replace(FAST, **WITHOUT["kinship"])
+        without = dataclasses.replace(FIRST, **WITHOUT["kinship"])
         yield Run("ablation", "kinship", "tf_efficientnet_lite0", "small-cifar10", without, 64)
     if part == "reference":
-        assert FAST.steps is not None
-        reference = AdaptConfig.preset("reference", steps=10 * FAST.steps, track=())
-        yield Run(part, "reference", *DEMO, reference, curve=FAST.steps // 2)
+        assert FIRST.steps is not None
+        reference = AdaptConfig.preset("reference", steps=10 * FIRST.steps, track=())
+        yield Run(part, "reference", *DEMO, reference, curve=FIRST.steps // 2)
 
 
 def perform(run: Run) -> dict[str, Any]:
@@ -98,7 +99,7 @@ def perform(run: Run) -> dict[str, Any]:
     preprocessing = backbone.preprocessing
     if run.size is not None:
         preprocessing = dataclasses.replace(preprocessing, size=(run.size, run.size))
-    config = dataclasses.replace(run.config, size=run.size)
+    config = dataclasses.replace(for_backbone(run.config, backbone.model), size=run.size)
     y, truth = torch.tensor(train.labels), torch.tensor(test.labels)
     curve: list[dict[str, Any]] = []
     spent = 0.0

@@ -62,7 +62,7 @@ def test_options_reach_the_run(long: Path, photos: Path) -> None:
     assert mask["score_init"] == "kaiming"  # as suits the rule
     assert (config["objective"]["name"], config["objective"]["prototypes"]) == ("swav", 500)
     assert (config["weight_decay"], config["head_lr"], config["views"]["jitter"]) == (5e-4, 0.15, [0.4, 0.4, 0.4, 0.1])
-    assert config["lr"] == 30.0  # the preset's, still
+    assert config["lr"] == 6.0  # the preset's, still
     assert content["images"] == str(photos.resolve())
 
 
@@ -104,14 +104,14 @@ def test_files_say_what_options_say(long: Path, photos: Path, tmp_path: Path, ki
         ("[mask]\nexclude = '*.bias'", (), ("mask.exclude", "line 2", "a list")),
         ("[mask]\nrule = 'topq'", (), ("line 2", "did you mean 'topk'?")),
         ("[objective]\nname = 'swaw'", (), ("line 2", "did you mean 'swav'?")),
-        ("[objective]\nprototypes = 3", (), ("contrast has no setting 'prototypes'", "line 2", "swav has it")),
+        ("[objective]\nprototypes = 3", (), ("neighbours has no setting 'prototypes'", "line 2", "swav has it")),
         ("preset = 'slow'", (), ("fast or paper",)),
         ("steps = 3", ("--steps", "4"), ("steps = 3 (", "a.toml, line 1", "steps = 4 (--steps)")),
         ("steps = 3", ("--epochs", "1"), ("give one of steps, epochs and budget", "steps 3, epochs 1.0")),
         ("[mask]\nnorm = 'adapt'", ("--norm", "frozen"), ("mask.norm = 'adapt'", "line 2", "'frozen' (--norm)")),
         ("preset = 'paper'", ("--preset", "fast"), ("preset = 'paper'", "preset = 'fast' (--preset)")),
         ("backbone = 'resnet18'", ("--backbone", "selfmask/tiny"), ("'resnet18'", "'selfmask/tiny' (--backbone)")),
-        ("", ("--prototypes", "3"), ("contrast has no setting 'prototypes' (--prototypes)", "swav has it")),
+        ("", ("--prototypes", "3"), ("neighbours has no setting 'prototypes' (--prototypes)", "swav has it")),
         ("", ("--jitter", "0.1"), ("jitter", "--jitter", "a list of 4")),
         ("", ("--objective", "magic"), ("--objective",)),
         ("steps = 2 3", (), ("a.toml", "line 1")),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -116,6 +117,15 @@ def test_a_resumed_run_has_the_same_neighbours_and_does_not_find_them_twice() ->
     assert torch.equal(other.near, one.near)
     assert torch.equal(other.bank, one.bank)
     assert set(one.state_dict()) == {"projector.weight", "projector.bias", "bank", "near", "done"}
+
+
+def test_of_few_images_few_are_neighbours() -> None:
+    def near(count: int) -> int:
+        vectors = torch.randn(count, FEATURES, generator=torch.Generator().manual_seed(0))
+        context: Any = SimpleNamespace(steps=10, frozen_vectors=lambda: vectors, vectors=lambda: vectors)
+        return NeighboursConfig().build(context).near.shape[1]
+
+    assert [near(count) for count in (2, 19, 60, 300)] == [1, 1, 6, 20]
 
 
 def test_too_few_images_are_refused() -> None:

@@ -43,8 +43,10 @@ def scores(quality: float, *shape: int) -> Tensor:
 
 
 def fast(**changes: Any) -> AdaptConfig:
-    """The preset, scaled down."""
-    small = AdaptConfig.preset("fast", steps=12, batch_size=8, size=16, quality_every=2, log_every=1, track=())
+    """The preset, scaled down, with an objective that can be made to fail."""
+    small = AdaptConfig.preset(
+        "fast", objective="contrast", lr=15.0, steps=12, batch_size=8, size=16, quality_every=2, log_every=1, track=()
+    )
     return dataclasses.replace(small, **{"checkpoint_every": 3, **changes})
 
 
@@ -299,7 +301,7 @@ def test_steps_use_only_the_images_they_may() -> None:
 
 def troubled(out: Path, **options: Any) -> AdaptResult:
     """A run that goes back once, and finds something better after that."""
-    settings = fast(lr=100.0)
+    settings = fast(lr=50.0)
     with mock.patch.object(Gain, "proven", lambda gain, _: gain.mean > 0):  # 20 images prove little
         return run(settings, network(dropout=0.1), Clothes(100), out=out, **options)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,7 +11,8 @@ from torch import Tensor, nn
 
 from selfmask import AdaptConfig, MaskConfig, MaskedModel, get_masked_model
 from selfmask.training.optimizer import PerTensorSGD
-from selfmask.training.run import score_group
+from selfmask.training.run import score_group, score_rate
+from selfmask.training.schedule import cosine
 
 WIDTH, TOKENS = 24, 10
 
@@ -41,7 +44,7 @@ class Attention(nn.Module):
 def trained(fused: bool, detach_alpha: bool, steps: int, together: bool = True) -> tuple[MaskedModel, Tensor, Tensor]:
     """A masked attention after some steps: its model, and the mask and scores of queries, keys and values as one."""
     masked = get_masked_model(Attention(fused), MaskConfig(detach_alpha=detach_alpha))
-    group = score_group(masked, AdaptConfig.preset("fast"), 3.0, 6)
+    group = score_group(masked, AdaptConfig.preset("fast"), 1.5, 6)
     settings = {"params": group.parameters, "lr": group.lr, "per_tensor": True}
     sgd = PerTensorSGD([settings], momentum=0.9, together=group.together if together else ())
     x = torch.randn(64, TOKENS, WIDTH, generator=torch.Generator().manual_seed(2))
@@ -72,7 +75,21 @@ def test_a_fused_and_a_split_attention_flip_the_same_weights(detach_alpha: bool,
     assert float((one != apart).double().mean()) > 3 * differ
 
 
-def test_a_layer_counts_once() -> None:
-    one, three = (trained(fused, True, 0)[0] for fused in (True, False))
-    rates = {score_group(masked, AdaptConfig.preset("fast"), 30.0, 100).lr for masked in (one, three)}
-    assert len(rates) == 1
+def test_a_constant_gradient_travels_the_distance() -> None:
+    """Whatever its size, the momentum and the number of steps."""
+    config = AdaptConfig.preset("fast")
+    for size in (1e-6, 1.0, 1e3):
+        score, steps = nn.Parameter(torch.ones(50)), 400
+        rate = score_rate(7.0, config.momentum, steps)
+        sgd = PerTensorSGD([{"params": [score], "lr": rate, "per_tensor": True}], momentum=config.momentum)
+        for step in range(steps):
+            sgd.param_groups[0]["lr"] = rate * cosine((step + 0.5) / steps, 0.0)
+            score.grad = torch.full((50,), size)
+            sgd.step()
+        torch.testing.assert_close(score.detach(), torch.full((50,), 1 - 7.0), rtol=0.06, atol=0)
+
+
+def test_longer_runs_travel_farther() -> None:
+    config = AdaptConfig.preset("fast")
+    assert [config.rate(steps) / config.lr for steps in (1, 240, 960, 3840)] == [1, 1, 2, 4]
+    assert dataclasses.replace(config, per_tensor=False).rate(1920) == config.lr

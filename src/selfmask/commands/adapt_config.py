@@ -11,13 +11,15 @@ from ..data.views import ViewsConfig
 from ..errors import ConfigError
 from ..masking import MaskConfig
 from ..objectives import ObjectiveConfig, objective_named
-from ..objectives.contrast import ContrastConfig
+from ..objectives.neighbours import NeighboursConfig
 from ..objectives.swav import SwAVConfig
 from ..settings import to_dict
 from ..training.config import RunConfig, preset_named
 
 AdaptMethod = Literal["mask", "full", "lora", "bitfit"]
 
+_STEPS = 240  # of `fast`
+_DISTANCE = 6.0  # of scores in so many steps
 _LOOK_EVERY, _LOOKS = 60, 10  # steps; and times in a long run
 _PAPER_STEPS = 117_188  # 150 epochs of 50,000 images in batches of 64
 
@@ -28,8 +30,9 @@ class AdaptConfig(RunConfig):
 
     method: what to train: mask (scores of the weights), full (all weights), lora (low-rank matrices added to the
         weights that a mask would select) or bitfit (biases and norm layers).
-    lr: learning rate of what the method trains; for a mask with `per_tensor`, the distance that the scores of all
-        layers together travel over the run. Every method has a default of its own.
+    lr: learning rate of what the method trains; for a mask with `per_tensor`, the distance that a score with a
+        typical gradient travels over the run; in runs of more than 240 steps, it grows with the root of their number.
+        Every method has a default of its own.
     rank: rank of the LoRA matrices.
     most_images: number of images to learn from at most; of a larger set, a random sample is taken, and nothing else is
         read.
@@ -59,7 +62,9 @@ class AdaptConfig(RunConfig):
         if self.method not in get_args(AdaptMethod):
             raise ConfigError("unknown method", expected=", ".join(get_args(AdaptMethod)), found=self.method)
         if self.lr is None:
-            object.__setattr__(self, "lr", _RATES[self.method])
+            object.__setattr__(
+                self, "lr", _DISTANCE if self.method == "mask" and self.per_tensor else _RATES[self.method]
+            )
         if self.rank < 1:
             raise ConfigError("rank is out of range", expected="1 or more", found=self.rank)
         if isinstance(self.objective, str):
@@ -84,6 +89,11 @@ class AdaptConfig(RunConfig):
         if changes.get("method", self.method) != self.method:
             changes = {"lr": None, **changes}
         return super().changed(**changes)
+
+    def rate(self, steps: int) -> float:
+        """`lr` in a run of so many steps."""
+        # Gradients differ in sign from step to step: scores that walk at random get as far as the root of the steps.
+        return self.lr * math.sqrt(max(1.0, steps / _STEPS)) if self.per_tensor else self.lr
 
     def look_every(self, steps: int) -> int:
         """Number of steps between measurements of quality, in a run of so many."""
@@ -113,10 +123,9 @@ _RATES: Mapping[str, float] = {"mask": 50.0, "full": 0.02, "lora": 0.2, "bitfit"
 # a shorter run goes through the same phases.
 PRESETS: Mapping[str, AdaptConfig] = {
     "fast": AdaptConfig(
-        steps=120,
+        steps=_STEPS,
         most_images=20_000,
-        objective=ContrastConfig(),
-        lr=30.0,
+        objective=NeighboursConfig(),
         per_tensor=True,
         head_lr=0.02,
         weight_decay=0.0,

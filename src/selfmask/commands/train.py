@@ -55,7 +55,7 @@ class TrainConfig(RunConfig):
     label_fraction: share of the training labels to use.
     stratified: draw the same share of labels from every class, instead of drawing uniformly from all images.
     lr: learning rate of what the method trains; the default depends on the method. For a mask with `per_tensor`, the
-        distance that the scores of all layers together travel over the run.
+        distance that a score with a typical gradient travels over the run.
     rank: rank of the LoRA matrices.
     views: augmented views of each training image; `size` is that of the run.
     """
@@ -106,7 +106,7 @@ class TrainConfig(RunConfig):
 # By whether `per_tensor` is set, which masks alone use: a distance in the whole run, and not a rate, is given there.
 _RATES: Mapping[bool, Mapping[str, float]] = {
     False: {"mask": 50.0, "full": 0.15, "lora": 0.1, "bitfit": 0.1},
-    True: {"mask": 60.0, "full": 0.01, "lora": 0.02, "bitfit": 0.1},
+    True: {"mask": 6.0, "full": 0.01, "lora": 0.02, "bitfit": 0.1},
 }
 
 _CLIP_RATE = 10.0  # of the paper's masks of CLIP

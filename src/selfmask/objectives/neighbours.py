@@ -31,6 +31,7 @@ from .contrast import gathered
 from .swav import run_by_size
 
 _FLOOR = 1e-3  # of the mean variance, added to that of each direction before it is divided by
+_OF_FEW = 10  # of so many images, one at most is a neighbour: classes of few images are small
 _CHUNK = 1024  # images whose similarities to all others are in memory at a time
 
 
@@ -40,7 +41,7 @@ class NeighboursConfig(ObjectiveConfig):
     """The settings of neighbours.
 
     temperature: temperature of the softmax over the bank.
-    neighbours: number of nearest neighbours of an image.
+    neighbours: number of nearest neighbours of an image; of few images, a tenth.
     share: share of the target that neighbours get; the rest is the image's own.
     refresh: number of steps after which neighbours are found anew.
     keep: share of its vector that an image keeps in the bank when it is seen again.
@@ -51,7 +52,8 @@ class NeighboursConfig(ObjectiveConfig):
 
     name = "neighbours"
     numbered = True
-    views = ViewsConfig(small=0, large_scale=(0.6, 1.0), jitter=(0.4, 0.4, 0.4, 0.1), blur_p=0.0)  # gentle ones
+    # Gentle ones that keep colours: what else an image may look like, its neighbours say.
+    views = ViewsConfig(small=0, large_scale=(0.6, 1.0), jitter=(0.2, 0.2, 0.1, 0.02), grey_p=0.0, blur_p=0.0)
     temperature: float = 0.1
     neighbours: int = 20
     share: float = 0.5
@@ -67,8 +69,10 @@ class NeighboursConfig(ObjectiveConfig):
         self.check_share("share", "keep", "power", "start", of="")
 
     def build(self, context: Context) -> Neighbours:
-        refreshes = max(1, round(context.steps / self.refresh))
-        return Neighbours(context.frozen_vectors(), self, own=context.vectors, refreshes=refreshes)
+        frozen, refreshes = context.frozen_vectors(), max(1, round(context.steps / self.refresh))
+        count = min(self.neighbours, max(1, len(frozen) // _OF_FEW))
+        config = dataclasses.replace(self, neighbours=count)
+        return Neighbours(frozen, config, own=context.vectors, refreshes=refreshes)
 
 
 class Neighbours(Objective):

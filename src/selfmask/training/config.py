@@ -76,13 +76,13 @@ class RunConfig(LoopConfig):
         it begins. If none of the three is given, 150 epochs as in the paper.
     batch_size: number of images per step, over all processes.
     size: height and width in pixels of large views and of evaluated images; by default the backbone's input size.
-    lr: learning rate of the trained parameters; for the scores of a mask with `per_tensor`, the distance that the
-        scores of all layers together travel over the run.
+    lr: learning rate of the trained parameters; for the scores of a mask with `per_tensor`, the distance that a score
+        with a typical gradient travels over the run.
     head_lr: learning rate of the heads: projector, prototypes, linear classifier.
     weight_decay: weight decay of heads and of fully trained weights; scores never decay.
     per_tensor: divide the gradient of each score tensor by its own recent root mean square, and distribute `lr` over
-        layers and steps, so that one value fits every backbone and every length of run. (By default, a score starts at
-        a distance of 1 from its threshold.)
+        the steps, so that one value fits every backbone. (By default, a score starts at a distance of 1 from its
+        threshold.)
     mask: which weights carry a score, and how scores become a mask.
     track: where to log, besides log.jsonl: tensorboard, wandb, mlflow (the last two need the extra `track`).
     """

@@ -296,7 +296,7 @@ def decoded(images: Images, size: int, max_bad: float, display: Display, folder:
 
 def score_group(masked: MaskedModel, config: RunConfig, lr: float, steps: int, start: float = 0.0) -> ParameterGroup:
     """The scores of a mask. They never decay, and begin to learn after the share `start` of the run."""
-    rate = score_rate(masked, lr, config.momentum, steps) if config.per_tensor else lr
+    rate = score_rate(lr, config.momentum, steps) if config.per_tensor else lr
     return ParameterGroup(
         list(masked.scores.parameters()),
         rate,
@@ -306,12 +306,10 @@ def score_group(masked: MaskedModel, config: RunConfig, lr: float, steps: int, s
     )
 
 
-def score_rate(masked: MaskedModel, distance: float, momentum: float, steps: int) -> float:
-    """The learning rate at its highest, if the scores of all layers together are to travel a distance in a run."""
-    # The more layers carry a mask, the less each may change; a layer counts once, into however many tensors it is cut.
-    layers = max(1, sum(any(score.dim() > 1 for score in layer) for layer in masked.layers()))
+def score_rate(distance: float, momentum: float, steps: int) -> float:
+    """The learning rate at its highest, if a score with a typical gradient of one sign is to travel a distance."""
     # A cosine has half its height on average, and momentum adds up to 1 / (1 - momentum) times the gradient.
-    return distance / layers * (1 - momentum) / (0.5 * steps)
+    return distance * (1 - momentum) / (0.5 * steps)
 
 
 def _fitted(views: ViewsConfig, model: nn.Module, size: int, display: Display) -> ViewsConfig:

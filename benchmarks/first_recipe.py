@@ -1,0 +1,19 @@
+"""What `fast` was before `neighbours`: contrast in 120 steps. docs/recipe.md and docs/gate.md measured it."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from torch import nn
+
+from selfmask import AdaptConfig, MaskConfig, get_masked_model
+
+FIRST = AdaptConfig.preset("fast", objective="contrast", steps=120, lr=30.0, quality_every=60, track=())
+
+
+def for_backbone(config: AdaptConfig, model: nn.Module) -> AdaptConfig:
+    """With its distance, which was one for all layers together, divided among them."""
+    if not config.per_tensor:
+        return config
+    layers = get_masked_model(model, MaskConfig(norm="anchored")).layers()
+    return dataclasses.replace(config, lr=config.lr / sum(any(s.dim() > 1 for s in layer) for layer in layers))
