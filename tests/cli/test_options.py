@@ -74,7 +74,7 @@ def test_help_has_everyday_options_first_and_the_rest_in_panels(monkeypatch: pyt
     order += ["--jitter", "─ Optimizer ", "--head-lr", "─ Running ", "--max-bad"]
     places = [words.index(f"│ {each}" if each.startswith("--") else each) for each in order]
     assert places == sorted(places)
-    assert "fast: 120" in words
+    assert "fast: 240" in words
     assert "contrast: 0.2" in words
     assert "Number of prototypes, K. (swav)" in words
 
