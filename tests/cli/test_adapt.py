@@ -123,6 +123,7 @@ def test_a_run_is_neither_overwritten_nor_resumed_with_other_settings(place: Pat
     assert "report.html" in same.stdout
 
 
+@pytest.mark.heavy  # test_resume interrupts runs, too, within this process
 def test_ctrl_c_saves_and_says_how_to_go_on(place: Path) -> None:
     """In a process of its own, as signals and exit codes are."""
     command = [SELFMASK, "adapt", "photos", *TINY, "--steps", "500", "--out", "runs/cut"]

@@ -107,6 +107,7 @@ def run_and_lose_a_helper(out: Path) -> None:
         sys.kept = error  # type: ignore[attr-defined]  # with all that its traceback holds, until Python has ended
 
 
+@pytest.mark.heavy
 def test_a_killed_helper_is_named_and_nothing_waits_for_the_others(tmp_path: Path) -> None:
     """In a process of its own: torch raises it amid anything, and Python waits for helpers when it ends."""
     child = PROCESSES.Process(target=run_and_lose_a_helper, args=(tmp_path / "cut",))
