@@ -7,6 +7,7 @@ import dataclasses
 from torch import nn
 
 from selfmask import AdaptConfig, MaskConfig, get_masked_model
+from selfmask.training.run import weighted_layers
 
 FIRST = AdaptConfig.preset("fast", objective="contrast", steps=120, lr=30.0, quality_every=60, track=())
 
@@ -15,5 +16,6 @@ def for_backbone(config: AdaptConfig, model: nn.Module) -> AdaptConfig:
     """With its distance, which was one for all layers together, divided among them."""
     if not config.per_tensor:
         return config
-    layers = get_masked_model(model, MaskConfig(norm="anchored")).layers()
-    return dataclasses.replace(config, lr=config.lr / sum(any(s.dim() > 1 for s in layer) for layer in layers))
+    return dataclasses.replace(
+        config, lr=config.lr / weighted_layers(get_masked_model(model, MaskConfig(norm="anchored")))
+    )

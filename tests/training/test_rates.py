@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from selfmask import AdaptConfig, MaskConfig, MaskedModel, get_masked_model
 from selfmask.training.optimizer import PerTensorSGD
-from selfmask.training.run import score_group, score_rate
+from selfmask.training.run import score_group, score_rate, weighted_layers
 from selfmask.training.schedule import cosine
 
 WIDTH, TOKENS = 24, 10
@@ -87,6 +87,10 @@ def test_a_constant_gradient_travels_the_distance() -> None:
             score.grad = torch.full((50,), size)
             sgd.step()
         torch.testing.assert_close(score.detach(), torch.full((50,), 1 - 7.0), rtol=0.06, atol=0)
+
+
+def test_a_layer_counts_once() -> None:
+    assert [weighted_layers(trained(fused, True, 0)[0]) for fused in (True, False)] == [2, 2]
 
 
 def test_longer_runs_travel_farther() -> None:

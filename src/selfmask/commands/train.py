@@ -20,7 +20,7 @@ from ..evaluation import LinearProbe, linear_probe_fit
 from ..evaluation.metrics import score
 from ..files import RunFile
 from ..maskfile import Fingerprints, state_of
-from ..masking import MaskConfig
+from ..masking import MaskConfig, MaskedModel
 from ..objectives import Objective
 from ..objectives.heads import Head, LinearHead, MaskedHead, TextHead, head_of
 from ..objectives.supervised import Supervised
@@ -30,7 +30,7 @@ from ..training.display import Display
 from ..training.loop import ParameterGroup
 from ..training.methods import Learner, MethodName, prepare
 from ..training.processes import Processes
-from ..training.run import Recipe, Run, run, score_group
+from ..training.run import Recipe, Run, run, score_group, weighted_layers
 from ..training.seeds import derive
 from ..training.tuned import About, write_tuned
 
@@ -55,7 +55,7 @@ class TrainConfig(RunConfig):
     label_fraction: share of the training labels to use.
     stratified: draw the same share of labels from every class, instead of drawing uniformly from all images.
     lr: learning rate of what the method trains; the default depends on the method. For a mask with `per_tensor`, the
-        distance that a score with a typical gradient travels over the run.
+        distance that the scores of all layers together travel over the run.
     rank: rank of the LoRA matrices.
     views: augmented views of each training image; `size` is that of the run.
     """
@@ -106,7 +106,7 @@ class TrainConfig(RunConfig):
 # By whether `per_tensor` is set, which masks alone use: a distance in the whole run, and not a rate, is given there.
 _RATES: Mapping[bool, Mapping[str, float]] = {
     False: {"mask": 50.0, "full": 0.15, "lora": 0.1, "bitfit": 0.1},
-    True: {"mask": 6.0, "full": 0.01, "lora": 0.02, "bitfit": 0.1},
+    True: {"mask": 60.0, "full": 0.01, "lora": 0.02, "bitfit": 0.1},
 }
 
 _CLIP_RATE = 10.0  # of the paper's masks of CLIP
@@ -265,15 +265,21 @@ class Supervision(Recipe):
         assert isinstance(objective, Supervised)
         config, learner, head, groups = self.config, run.learner, objective.head, list[ParameterGroup]()
         if learner.masked is not None:
-            groups.append(score_group(learner.masked, config, config.rate, run.steps))
+            groups.append(self._scores(learner.masked, run.steps))
         elif learner.parameters:
             groups.append(ParameterGroup(learner.parameters, config.rate, config.weight_decay))
         if isinstance(head, MaskedHead):
-            groups.append(score_group(head.masked, config, config.rate, run.steps))
+            groups.append(self._scores(head.masked, run.steps))
         elif own := list(head.parameters()):
             rate = config.rate if config.method == "linear" else config.head_lr
             groups.append(ParameterGroup(own, rate, config.weight_decay))
         return groups
+
+    def _scores(self, masked: MaskedModel, steps: int) -> ParameterGroup:
+        # Layers share the distance: few labels soon agree with a mask that changes much of a deep network, and no gate
+        # looks after it.
+        share = weighted_layers(masked) if self.config.per_tensor else 1
+        return score_group(masked, self.config, self.config.rate / share, steps)
 
     def leaves(self) -> list[str]:
         return [self._file]

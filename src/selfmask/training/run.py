@@ -306,6 +306,11 @@ def score_group(masked: MaskedModel, config: RunConfig, lr: float, steps: int, s
     )
 
 
+def weighted_layers(masked: MaskedModel) -> int:
+    """Number of layers whose weights carry scores; a layer counts once, into however many tensors it is cut."""
+    return max(1, sum(any(score.dim() > 1 for score in layer) for layer in masked.layers()))
+
+
 def score_rate(distance: float, momentum: float, steps: int) -> float:
     """The learning rate at its highest, if a score with a typical gradient of one sign is to travel a distance."""
     # A cosine has half its height on average, and momentum adds up to 1 / (1 - momentum) times the gradient.
