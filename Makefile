@@ -1,6 +1,8 @@
 # These set everything up on a fresh machine: `make demo`, `make test`, and `make test-all`, which takes longer.
 PYTHON ?= python3
 BIN := .venv/bin
+# Tests start many processes; without compiled files each of them would compile every source anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test test-all bench format clean
 

@@ -115,7 +115,8 @@ print([score.grad.double().sum().item() for score in masked.scores.values()])
 """
 
 
-@pytest.mark.parametrize("storage", [True, pytest.param(False, marks=pytest.mark.heavy)])
+@pytest.mark.heavy
+@pytest.mark.parametrize("storage", [True, False])
 def test_where_pytorch_does_not_tell_nothing_is_written_over(storage: bool) -> None:
     """Releases may drop what is private; gradients are right without it, and take a little longer."""
     command = [sys.executable, "-c", WITHOUT.replace("{storage}", str(storage))]

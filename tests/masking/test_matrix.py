@@ -35,12 +35,13 @@ RULES = {
     "progressive": MaskConfig(rule="progressive_topk", active_share=0.6),
 }
 TOLERANCE = 1e-6  # in float64; scores and their gradients are float32
-matrix = pytest.mark.parametrize(
-    ("architecture", "rule"), [(architecture, rule) for architecture in ARCHITECTURES for rule in RULES]
-)
-# Where rule and kind of network cannot depend on each other: every one of both.
-each_once = pytest.mark.parametrize(
-    ("architecture", "rule"), [(name, list(RULES)[i % len(RULES)]) for i, name in enumerate(ARCHITECTURES)]
+ALL = [(architecture, rule) for architecture in ARCHITECTURES for rule in RULES]
+# Where rule and kind of network can hardly depend on each other: every one of both.
+ONCE = [(name, list(RULES)[i % len(RULES)]) for i, name in enumerate(ARCHITECTURES)]
+matrix = pytest.mark.parametrize(("architecture", "rule"), ALL)
+each_once = pytest.mark.parametrize(("architecture", "rule"), ONCE)
+each_once_then_all = pytest.mark.parametrize(
+    ("architecture", "rule"), [pytest.param(*pair, marks=() if pair in ONCE else pytest.mark.heavy) for pair in ALL]
 )
 
 
@@ -99,7 +100,7 @@ def test_gradients(architecture: str, rule: str) -> None:
     assert all(parameter.grad is None for parameter in base.parameters())
 
 
-@matrix
+@each_once_then_all
 def test_save_load_merge(architecture: str, rule: str, tmp_path: Path) -> None:
     """A mask on disk, put on a fresh base, burnt in, or both: the same outputs to the last bit."""
     x = inputs_of(architecture)

@@ -254,6 +254,7 @@ def forward_elsewhere(masked: MaskedModel, x: Tensor) -> np.ndarray:
     return masked(x).detach().numpy()
 
 
+@pytest.mark.heavy
 def test_another_process() -> None:
     """Nothing may depend on state of the parent that another process has not."""
     masked = masked_digits().eval()

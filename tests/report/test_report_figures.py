@@ -223,6 +223,7 @@ def test_colours_come_from_the_page() -> None:
     assert set(figures.LIGHT) == set(figures.DARK)
 
 
+@pytest.mark.heavy
 def test_same_input_same_bytes_in_another_process_too() -> None:
     lines = [{"step": s, "loss": 6 - s / 99, "ln_k": 6.2, "active": 1 - s / 999} for s in range(99)]
     here = f"{figures.loss_figure(lines)}{figures.mask_figure(lines)}"

@@ -37,7 +37,8 @@ def lines(folder: Path) -> int:
     return len(file.read_text().splitlines()) if file.exists() else 0
 
 
-@pytest.mark.parametrize("kills", [1, pytest.param(3, marks=pytest.mark.heavy)])
+@pytest.mark.heavy
+@pytest.mark.parametrize("kills", [1, 3])
 def test_killed_at_random_and_resumed_it_ends_in_the_same_mask(tmp_path: Path, kills: int) -> None:
     whole, cut, chance = tmp_path / "whole", tmp_path / "cut", random.Random(0)
     run(whole)
