@@ -1,11 +1,15 @@
 """Does more time buy more? Runs of `adapt` with growing budgets, on pairs of a backbone and images: docs/budget.md.
 
-    python -m benchmarks.curve BUDGET [--only TEXT] [--seeds N] [--log FILE]   BUDGET: 2m, 20m, 2h
+    python -m benchmarks.curve plan [--only TEXT]                      how many steps a budget gives: on an idle machine
+    python -m benchmarks.curve BUDGET [--only TEXT] [--seeds N]        BUDGET: 2m, 20m, 2h
     python -m benchmarks.curve tables
 
-Every run is one line of FILE (docs/logs/curve.jsonl); runs that are there are not run again. Nothing else may run
-meanwhile: a budget is time. The sets are those of tools/small_sets.py and tools/photo_sets.py, in the folder that
-SELFMASK_DATA names; weights are in the folder that SELFMASK_WEIGHTS names.
+A budget is time, so how many steps it gives is asked of an idle machine, by dry runs of `adapt`, and kept. The runs
+take that many steps, however long they take beside other work: several at once, or stopped and started again, since
+what they learn depends on the number of steps alone. Every run is one line of the log, and none is run twice.
+
+The sets are those of tools/small_sets.py and tools/photo_sets.py, in the folder that SELFMASK_DATA names; weights are
+in the folder that SELFMASK_WEIGHTS names.
 """
 
 from __future__ import annotations
@@ -14,12 +18,12 @@ import argparse
 import dataclasses
 import json
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from selfmask import AdaptConfig, adapt
+from selfmask import AdaptConfig, AdaptResult, adapt
 from selfmask.commands.outcome import Labelled
 from selfmask.data import open_images
 from selfmask.evaluation.rows import COLUMNS
@@ -28,6 +32,9 @@ from selfmask.memory import keep_memory
 from .gate import backbone_named
 
 LOG = Path("docs/logs/curve.jsonl")
+STEPS = Path("docs/logs/curve-steps.json")
+RUNS = Path("runs/curve")
+BUDGETS = ("2m", "20m", "2h")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,17 +60,36 @@ ONCE = (
     Pair("lite0", "small-dtd"),
     Pair("tiny_vit", "small-imagenette"),
 )
+PAIRS = (*LOOKED_AT, *ONCE)
 CURVE = (*LOOKED_AT[:3], *ONCE[:2])
 
 
-def perform(pair: Pair, budget: str, seed: int) -> dict[str, Any]:
+def run(pair: Pair, settings: Mapping[str, Any], **of_adapt: Any) -> AdaptResult:
+    """`fast` on this pair, with some settings changed."""
     model, preprocessing = backbone_named(pair.backbone)
     if pair.backbone != "selfmask/tiny":
         preprocessing = dataclasses.replace(preprocessing, size=(64, 64))
+    config = AdaptConfig.preset("fast", track=(), size=preprocessing.size[0], **settings)
+    return adapt(model, pair.images, config, preprocessing=preprocessing, report=False, **of_adapt)
+
+
+def perform(pair: Pair, budget: str, seed: int) -> dict[str, Any]:
+    steps = planned()[str(pair)][budget]
+    out = RUNS / f"{pair}, {budget}, {seed}".replace("/", "-")
     labelled = Labelled(*(open_images(pair.images, split=split) for split in ("train", "test")))
-    config = AdaptConfig.preset("fast", budget=budget, seed=seed, track=(), size=preprocessing.size[0])
-    done = adapt(model, pair.images, config, preprocessing=preprocessing, labelled=labelled, report=False)
-    return {"backbone": pair.backbone, "images": pair.images, "budget": budget, "seed": seed, "result": done.result}
+    result = run(pair, {"steps": steps, "seed": seed}, out=out, resume=out.exists(), labelled=labelled).result
+    return {"backbone": pair.backbone, "images": pair.images, "budget": budget, "seed": seed, "result": result}
+
+
+def planned() -> dict[str, dict[str, int]]:
+    found: dict[str, dict[str, int]] = json.loads(STEPS.read_text()) if STEPS.exists() else {}
+    return found
+
+
+def plan(pair: Pair) -> None:
+    steps = {budget: run(pair, {"budget": budget}, dry_run=True).result["steps"] for budget in BUDGETS}
+    print(pair, steps, flush=True)
+    STEPS.write_text(json.dumps(planned() | {str(pair): steps}, indent=1) + "\n")
 
 
 def read(log: Path) -> list[dict[str, Any]]:
@@ -96,7 +122,7 @@ def show(lines: Sequence[dict[str, Any]]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("budget", help="a time such as 2m, or tables")
+    parser.add_argument("budget", choices=("plan", *BUDGETS, "tables"))
     parser.add_argument("--log", type=Path, default=LOG)
     parser.add_argument("--only", default="", help="only pairs whose name holds this text")
     parser.add_argument("--seeds", type=int, default=1)
@@ -104,6 +130,11 @@ def main() -> None:
     keep_memory()  # as the command line does
     if given.budget == "tables":
         show(read(given.log))
+        return
+    if given.budget == "plan":
+        for pair in PAIRS:
+            if given.only in str(pair):
+                plan(pair)
         return
     for seed in range(given.seeds):
         for pair in CURVE:
