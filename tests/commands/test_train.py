@@ -18,6 +18,7 @@ from selfmask.data import Images, SomeImages
 from selfmask.data.sources import ArrayImages
 from selfmask.errors import BadImageError, ConfigError, HeadError, InterruptedRunError, LabelsError, RunMismatchError
 from selfmask.objectives.heads import LinearHead, MaskedHead, TextHead
+from selfmask.training.run import score_group
 from selfmask.training.schedule import cosine
 from tests.light import no_report
 from tests.training.small import HOW, network
@@ -64,6 +65,20 @@ def test_resumed_it_ends_in_the_same_bits(tmp_path: Path, method: str, step: int
     assert {key: value for key, value in resumed.result.items() if key != "seconds"} == same
     again = run(settings, out=tmp_path / "cut", resume=True, model=network(dropout=0.1))  # finished: nothing is done
     assert again.result == resumed.result
+
+
+def test_the_layers_of_a_mask_share_its_distance(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = []
+
+    def watched(masked: Any, settings: Any, lr: float, *rest: Any) -> Any:
+        given.append(lr)
+        return score_group(masked, settings, lr, *rest)
+
+    monkeypatch.setattr("selfmask.commands.train.score_group", watched)
+    for per_tensor in (True, False):
+        run(config(steps=1, lr=12.0, per_tensor=per_tensor))
+    layers = [module for module in network().modules() if isinstance(module, nn.Conv2d | nn.Linear)]
+    assert given == [12.0 / len(layers), 12.0]
 
 
 def test_a_run_folder_holds_it_all(tmp_path: Path) -> None:
