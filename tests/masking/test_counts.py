@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from selfmask import MaskConfig, get_masked_model
+from selfmask.masking.selection import select_parameters
 
 
 def count(model: nn.Module, select: str) -> int:
@@ -35,6 +36,31 @@ def test_the_stem_is_stage_zero() -> None:
     stem = 64 * 3 * 7 * 7
     assert count(model, "stages:0-0") == stem
     assert count(model, "stages:1-4") == 23_462_592 - stem
+
+
+@pytest.mark.parametrize(
+    ("name", "early", "first"),
+    [
+        ("resnet18", ("conv1.", "layer1."), "layer2.0.conv1.weight"),
+        ("resnet50", ("conv1.", "layer1.", "layer2.0.conv1.", "layer2.0.conv2."), "layer2.0.conv3.weight"),
+        ("vit_tiny_patch16_224", ("blocks.0.", "blocks.1.", "blocks.2."), "blocks.3.attn.qkv.weight"),
+    ],
+)
+def test_late_is_all_but_the_first_quarter_of_the_layers(name: str, early: tuple[str, ...], first: str) -> None:
+    model = on_meta(name)
+    auto, late = (select_parameters(model, MaskConfig(select=select)) for select in ("auto", "late"))
+    assert late == [each for each in auto if not each.startswith(early)]
+    assert late[0] == first
+
+
+def test_a_backward_pass_ends_where_nothing_is_masked() -> None:
+    masked = get_masked_model(timm.create_model("resnet18", num_classes=0), MaskConfig(select="late"))
+    seen = dict[str, bool]()
+    for name, module in masked.base.named_modules():
+        if name in ("layer1", "layer2"):
+            module.register_forward_hook(lambda _, __, output, name=name: seen.update({name: output.requires_grad}))
+    masked(torch.ones(2, 3, 32, 32))
+    assert seen == {"layer1": False, "layer2": True}
 
 
 def test_counting_on_meta_is_counting_for_real() -> None:

@@ -22,7 +22,8 @@ _CONVOLUTIONS = nn.modules.conv._ConvNd
 # bias_k and bias_v of nn.MultiheadAttention are learned tokens, not weights.
 _ATTENTION = {"in_proj_weight", "in_proj_bias", "q_proj_weight", "k_proj_weight", "v_proj_weight"}
 _EMBEDDING = re.compile(r"(?:^|_)embed(?:ding)?s?\d*$")  # patch_embed, embeddings; not embedder
-_NAMED = ("auto", "paper-resnet", "paper-vit", "all")
+_NAMED = ("auto", "late", "paper-resnet", "paper-vit", "all")
+_EARLY = 4  # the first of so many parts of the layers is early
 
 
 def select_parameters(model: nn.Module, config: MaskConfig) -> list[str]:
@@ -71,6 +72,8 @@ def _select(model: nn.Module, config: MaskConfig) -> list[str]:
         return names
     if select == "auto":
         return _auto(model)
+    if select == "late":
+        return _late(model)
     if select == "paper-resnet":
         return _paper_resnet(model)
     if select == "paper-vit":
@@ -108,6 +111,14 @@ def _auto(model: nn.Module) -> list[str]:
             if name.rpartition(".")[2] in wanted and parameter.is_floating_point():
                 found[name] = None
     return list(found)
+
+
+def _late(model: nn.Module) -> list[str]:
+    """What `auto` selects but for the first quarter of the layers: a backward pass ends where nothing learns."""
+    names = _auto(model)
+    layers = list(dict.fromkeys(name.rpartition(".")[0] for name in names))
+    early = set(layers[: len(layers) // _EARLY])
+    return [name for name in names if name.rpartition(".")[0] not in early]
 
 
 def _paper_resnet(model: nn.Module) -> list[str]:
