@@ -3,8 +3,8 @@
     python -m benchmarks.recipe PART [--log FILE]   PART: demo, grid, ablation, elsewhere, reference, tables
 
 Every run is one line of FILE (docs/logs/recipe.jsonl); runs that are there are not run again. `tables` prints what
-docs/recipe.md shows, and draws its figures. The data sets are those of tools/small_sets.py, in the folder that
-SELFMASK_DATA names; TINY_LABELLED names the weights of `selfmask pretrain --labels`.
+docs/recipe.md shows and, of that log, draws its figures. The data sets are those of tools/small_sets.py, in the folder
+that SELFMASK_DATA names; TINY_LABELLED names the weights of `selfmask pretrain --labels`.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from .first_recipe import FIRST, for_backbone
 LOG = Path("docs/logs/recipe.jsonl")
 DEMO = "selfmask/tiny", "selfmask/fashion"
 SEEDS = (0, 1, 2)
+KNN = {"knn": 200, "knn_20": 20}  # the second is not in lines of earlier logs
 SETS = ("small-mnist", "small-fashion", "small-cifar10", "small-digits")
 
 # What it was without one of its parts.
@@ -112,19 +113,20 @@ def perform(run: Run) -> dict[str, Any]:
             return
         start = time.perf_counter()
         (bank, kept), (queries, test_kept) = (embed(masked, images, preprocessing) for images in (train, test))
-        point = {"knn": knn_accuracy(bank, y[kept], queries, truth[test_kept], k=min(200, len(bank)))}
+        parts = bank, y[kept], queries, truth[test_kept]
+        point = {key: knn_accuracy(*parts, k=min(k, len(bank))) for key, k in KNN.items()}
         kept_of_line = {key: line[key] for key in ("step", "loss", "quality", "active", "trouble") if key in line}
         curve.append(kept_of_line | point)
         spent += time.perf_counter() - start
 
     def before_and_after(masked: Any) -> dict[str, float]:
-        """What the log has held from the start: k-NN with k = 200, and a probe with 1 % of the labels."""
+        """What the log holds: k-NN, and a probe with 1 % of the labels."""
         numbers = {}
         for side, variant in (("before", FROZEN), ("after", MASK)):
             model = Embedder("", masked, preprocessing, 0).module([variant])
             (bank, kept), (queries, test_kept) = (embed(model, images, preprocessing) for images in (train, test))
             parts = bank, y[kept], queries, truth[test_kept]
-            numbers[f"knn_{side}"] = knn_accuracy(*parts, k=min(200, len(bank)))
+            numbers |= {f"{key}_{side}": knn_accuracy(*parts, k=min(k, len(bank))) for key, k in KNN.items()}
             numbers[f"probe_{side}"] = few_label_probe(*parts, fraction=0.01)[0]
         return numbers
 
@@ -159,7 +161,7 @@ def main() -> None:
     if given.part == "tables":
         from .recipe_tables import show
 
-        show(read(given.log))
+        show(read(given.log), figures=given.log == LOG)
         return
     for run in runs(given.part):
         done = {tuple(line[key] for key in ("part", "name", "backbone", "images", "seed")) for line in read(given.log)}

@@ -14,7 +14,7 @@ Line = dict[str, Any]
 FIGURES = Path("docs")
 
 
-def show(lines: list[Line]) -> None:
+def show(lines: list[Line], figures: bool) -> None:
     by_part: dict[str, list[Line]] = defaultdict(list)
     for line in lines:
         by_part[line["part"]].append(line)
@@ -26,7 +26,9 @@ def show(lines: list[Line]) -> None:
         ablation(by_part["demo"], by_part["ablation"])
     if by_part["reference"]:
         curve(by_part["demo"], by_part["reference"])
-    correlation([line for line in lines if any("quality" in point for point in line["curve"])])
+    looked_at = [line for line in lines if any("quality" in point for point in line["curve"])]
+    correlation(looked_at, figures)
+    judged(looked_at)
 
 
 def table(*rows: list[str]) -> None:
@@ -150,7 +152,35 @@ def curve(fast: list[Line], reference: list[Line]) -> None:
     print(f"fast: {', '.join(format(line['result']['knn_after'], '.4f') for line in fast)}\n")
 
 
-def correlation(lines: list[Line]) -> None:
+def judged(lines: list[Line]) -> None:
+    """Was a run that ended a point or more above the frozen backbone accepted? And if not, what did it gain?"""
+    print("## gains of a point or more (k-NN, k = 200, at the last step)\n")
+
+    def gained(line: Line, key: str) -> float:
+        return float(100 * (line["curve"][-1][key] - line["result"][f"{key}_before"]))
+
+    better = [line for line in lines if gained(line, "knn") >= 1]
+    refused = [line for line in better if line["result"]["kept"] != "mask"]
+    whole = [line for line in better if line["name"] == "fast"]
+    print(f"accepted: {len(better) - len(refused)} of {len(better)},", end=" ")
+    print(f"of the whole recipe {sum(line not in refused for line in whole)} of {len(whole)}\n")
+    table(
+        ["refused: without", "images", "seed", "quality at the last step", "k-NN, k = 200", "k-NN, k = 20"],
+        *(
+            [
+                line["name"],
+                line["images"],
+                str(line["seed"]),
+                f"{line['result']['quality_before']:.3f} -> {line['curve'][-1]['quality']:.3f}",
+                f"{gained(line, 'knn'):+.1f}",
+                f"{gained(line, 'knn_20'):+.1f}" if "knn_20" in line["curve"][-1] else "",
+            ]
+            for line in refused
+        ),
+    )
+
+
+def correlation(lines: list[Line], figures: bool) -> None:
     """Of the change of quality with the change of k-NN, at the last measured point of every run, gate aside."""
     print("## quality\n")
     points = []
@@ -183,6 +213,8 @@ def correlation(lines: list[Line]) -> None:
     ]
     if cost:
         print(f"The gate took {mean(cost):.1f} % of a run's time in the mean, {max(cost):.1f} % at most.\n")
+    if not figures:
+        return
     figure = Figure(figsize=(5, 4), layout="constrained")
     axes = figure.subplots()
     for part, colour in (("demo", "#24618f"), ("grid", "#2e8b57"), ("ablation", "#8a5a12")):
