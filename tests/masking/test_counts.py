@@ -5,8 +5,10 @@ import timm
 import torch
 from torch import nn
 
-from selfmask import MaskConfig, get_masked_model
+from selfmask import AdaptConfig, MaskConfig, TrainConfig, get_masked_model
 from selfmask.masking.selection import select_parameters
+
+TRAIN = TrainConfig.preset("paper")
 
 
 def count(model: nn.Module, select: str) -> int:
@@ -22,6 +24,21 @@ def on_meta(name: str) -> nn.Module:
 @pytest.mark.parametrize(("name", "expected"), [("resnet50", 23_462_592), ("resnet18", 11_168_704)])
 def test_resnets_of_the_paper(name: str, expected: int) -> None:
     assert count(on_meta(name), "paper-resnet") == expected
+
+
+@pytest.mark.parametrize("preset", [AdaptConfig.preset("paper"), AdaptConfig.preset("reference"), TRAIN])
+@pytest.mark.parametrize(("name", "expected"), [("resnet50", 23_462_592), ("resnet18", 11_168_704)])
+def test_presets_named_after_the_paper_mask_what_it_masks(
+    preset: AdaptConfig | TrainConfig, name: str, expected: int
+) -> None:
+    assert get_masked_model(on_meta(name), preset.mask).num_masked == expected
+
+
+def test_paper_is_for_any_network() -> None:
+    small = timm.create_model("vit_tiny_patch16_224", depth=2, num_classes=0)
+    assert count(small, "paper") == count(small, "paper-vit")
+    small = timm.create_model("mobilenetv3_small_050", num_classes=0)
+    assert count(small, "paper") == count(small, "auto")
 
 
 @pytest.mark.parametrize(
@@ -73,7 +90,7 @@ def test_clip_vit_b32_of_open_clip() -> None:
         tower = transformer.VisionTransformer(
             image_size=224, patch_size=32, width=768, layers=12, heads=12, mlp_ratio=4, output_dim=512
         )
-    assert count(tower, "paper-vit") == 85_017_600
+    assert count(tower, "paper-vit") == count(tower, "paper") == 85_017_600
 
 
 @pytest.mark.parametrize("kind", ["CLIPVisionModel", "CLIPVisionModelWithProjection"])
@@ -90,4 +107,4 @@ def test_clip_vit_b32_of_transformers(kind: str) -> None:
     with torch.device("meta"):
         tower = getattr(transformers, kind)(config)
     # the visual projection is not in a block, and the paper's text leaves it out
-    assert count(tower, "paper-vit") == 85_017_600
+    assert count(tower, "paper-vit") == count(tower, "paper") == 85_017_600

@@ -21,6 +21,7 @@ AdaptMethod = Literal["mask", "full", "lora", "bitfit"]
 _STEPS = 240  # of `fast`
 _DISTANCE = 6.0  # of scores in so many steps
 _LOOK_EVERY, _LOOKS = 60, 10  # steps; and times in a long run
+_PAPER_MASK = MaskConfig(select="paper")
 _PAPER_STEPS = 117_188  # 150 epochs of 50,000 images in batches of 64
 
 
@@ -134,7 +135,7 @@ PRESETS: Mapping[str, AdaptConfig] = {
         gate=True,
     ),
     # SwAV's default: prototypes frozen for 313 steps.
-    "paper": AdaptConfig(objective=SwAVConfig(freeze_prototypes=313 / _PAPER_STEPS)),
+    "paper": AdaptConfig(objective=SwAVConfig(freeze_prototypes=313 / _PAPER_STEPS), mask=_PAPER_MASK),
     # The code froze them for 5,005 steps.
-    "reference": AdaptConfig(objective=SwAVConfig(freeze_prototypes=5005 / _PAPER_STEPS)),
+    "reference": AdaptConfig(objective=SwAVConfig(freeze_prototypes=5005 / _PAPER_STEPS), mask=_PAPER_MASK),
 }

@@ -125,7 +125,9 @@ PRESETS: Mapping[str, TrainConfig] = {
         ),
         mask=MaskConfig(norm="anchored"),
     ),
-    "paper": TrainConfig(epochs=150, warmup=40 / 150, views=_PAPER_VIEWS, head_lr=0.15),
+    "paper": TrainConfig(
+        epochs=150, warmup=40 / 150, views=_PAPER_VIEWS, head_lr=0.15, mask=MaskConfig(select="paper")
+    ),
 }
 _CLIP_PRESETS = {
     **PRESETS,

@@ -25,8 +25,9 @@ class MaskConfig:
     active_share: share of active weights under the top-k rules.
     score_init: initialisation of the scores: constant (`s0`) or kaiming; by default kaiming for topk, otherwise
         constant.
-    select: parameters to mask: auto, late (auto without the first quarter of the layers), paper-resnet, paper-vit, all,
-        stages:A-B (0 is the stem), or glob patterns of parameter names.
+    select: parameters to mask: auto, late (auto without the first quarter of the layers), paper (paper-resnet or
+        paper-vit, as the network is), paper-resnet, paper-vit, all, stages:A-B (0 is the stem), or glob patterns of
+        parameter names.
     exclude: glob patterns of parameter names to leave unmasked.
     fraction: share of each tensor's weights that carry a score; the others stay active and take no storage.
     fraction_by: how the weights that carry a score are chosen if `fraction` is below 1: random (by the mask's seed) or

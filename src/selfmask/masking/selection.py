@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
@@ -22,7 +23,7 @@ _CONVOLUTIONS = nn.modules.conv._ConvNd
 # bias_k and bias_v of nn.MultiheadAttention are learned tokens, not weights.
 _ATTENTION = {"in_proj_weight", "in_proj_bias", "q_proj_weight", "k_proj_weight", "v_proj_weight"}
 _EMBEDDING = re.compile(r"(?:^|_)embed(?:ding)?s?\d*$")  # patch_embed, embeddings; not embedder
-_NAMED = ("auto", "late", "paper-resnet", "paper-vit", "all")
+_NAMED = ("auto", "late", "paper", "paper-resnet", "paper-vit", "all")
 _EARLY = 4  # the first of so many parts of the layers is early
 
 
@@ -74,6 +75,9 @@ def _select(model: nn.Module, config: MaskConfig) -> list[str]:
         return _auto(model)
     if select == "late":
         return _late(model)
+    if select == "paper":
+        select = "paper-resnet" if _is_resnet(names) else "paper-vit" if _has_attention(model) else "auto"
+        return _select(model, dataclasses.replace(config, select=select))
     if select == "paper-resnet":
         return _paper_resnet(model)
     if select == "paper-vit":
@@ -82,14 +86,21 @@ def _select(model: nn.Module, config: MaskConfig) -> list[str]:
     if match := _STAGES.fullmatch(select):
         first, last = int(match[1]), int(match[2])
         # The paper's selective masking is of ResNets, where downsample norms count too.
-        is_resnet = any(re.match(r"layer\d+\..*\.downsample\.", name) for name in names)
-        candidates = _paper_resnet(model) if is_resnet else _auto(model)
+        candidates = _paper_resnet(model) if _is_resnet(names) else _auto(model)
         return [name for name in candidates if first <= stage_of(name) <= last]
     raise SelectionError(
         "unknown selection",
         expected=", ".join(_NAMED) + ', "stages:A-B", or a list of glob patterns',
         found=repr(select),
     )
+
+
+def _is_resnet(names: Sequence[str]) -> bool:
+    return any(re.search(r"(?:^|\.)layer\d+\..*\.downsample\.", name) for name in names)
+
+
+def _has_attention(model: nn.Module) -> bool:
+    return any("attention" in type(module).__name__.lower() for module in model.modules())
 
 
 def _auto(model: nn.Module) -> list[str]:
