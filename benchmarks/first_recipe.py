@@ -9,7 +9,9 @@ from torch import nn
 from selfmask import AdaptConfig, MaskConfig, get_masked_model
 from selfmask.training.run import weighted_layers
 
-FIRST = AdaptConfig.preset("fast", objective="contrast", steps=120, lr=30.0, quality_every=60, track=())
+FIRST = AdaptConfig.preset(
+    "fast", objective="contrast", steps=120, lr=30.0, quality_every=60, track=(), mask=MaskConfig(norm="anchored")
+)
 
 
 def for_backbone(config: AdaptConfig, model: nn.Module) -> AdaptConfig:

@@ -1,6 +1,6 @@
 """Points of runs, good and bad, with all that a gate could look at: the data behind docs/gate.md.
 
-    python -m benchmarks.gate PART FOLDER   PART: choose, held-out, random, noise
+    python -m benchmarks.gate PART FOLDER   PART: choose, held-out, random, noise, now
 
 Each point is a file in FOLDER: the vectors of held-out images, undistorted and distorted in several ways, by the frozen
 backbone and with the mask, and how much the mask changed accuracy on labelled images. Points that are there are not
@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from selfmask import FeatureMap, MaskConfig
+from selfmask import AdaptConfig, FeatureMap, MaskConfig
 from selfmask.backbones import load_backbone
 from selfmask.commands.adapt import Adaptation
 from selfmask.data import open_images
@@ -53,6 +53,7 @@ RECIPES: Mapping[str, Mapping[str, Any]] = {
     "swav": {"objective": "swav", "head_lr": 0.15},
     "four times the rate": {"lr": 120.0},
     "statistics of the batch": {"mask": MaskConfig(norm="adapt")},
+    "neighbours": {},  # and `fast` as it is
 }
 SIZES = (0.001, 0.005, 0.01, 0.03, 0.1)  # share of weights off in random masks
 STEPS = {"resnet18": 60, "tiny_vit": 60}  # of runs with the larger backbones
@@ -150,17 +151,19 @@ class Collector(Guard):
 
 
 def collect(cell: Cell, folder: Path, *, labels: bool = True) -> None:
-    steps = STEPS.get(cell.backbone, 120)
-    every = steps // 2 if steps < 120 else 40
+    now = AdaptConfig.preset("fast", track=()) if cell.part == "now" else None
+    steps = STEPS.get(cell.backbone, 120) if now is None else now.steps
+    assert steps is not None
+    every = steps // 2 if steps < 120 else steps // 3
     if cell.recipe in RECIPES and all(cell.file(folder, step).exists() for step in range(every, steps + 1, every)):
         return
     model, preprocessing = backbone_named(cell.backbone)
     train, test = (open_images(cell.images, split=split) for split in ("train", "test"))
     truth = {"train": torch.tensor(train.labels), "test": torch.tensor(test.labels)}
-    config = FIRST.changed(
+    config = (now or FIRST).changed(
         seed=cell.seed, size=preprocessing.size[0], steps=steps, quality_every=every, **RECIPES.get(cell.recipe, {})
     )
-    config = for_backbone(config, model)
+    config = config if now else for_backbone(config, model)
     recipe = Adaptation(model, train, config, given=preprocessing, name=None, labelled=None, start=None, report=False)
 
     def measured(masked: nn.Module) -> dict[str, float]:
@@ -247,6 +250,15 @@ def cells(part: str) -> Iterator[Cell]:
         yield Cell(part, "selfmask/tiny", "small-fashion", "random")
         yield Cell(part, "selfmask/tiny", "small-cifar10", "random")
         yield Cell(part, "resnet18", "small-five", "random")
+    if part == "now":
+        for backbone, images in (
+            ("lite0", "cifar10"),
+            ("selfmask/tiny", "fashion"),
+            ("resnet18", "five"),
+            ("selfmask/tiny", "cifar10"),
+            ("lite0", "mnist"),
+        ):
+            yield Cell(part, backbone, f"small-{images}", "neighbours")
     if part == "noise":
         for seed in range(3):
             yield Cell(part, "selfmask/tiny", "small-noise", "fast", seed)
@@ -255,12 +267,12 @@ def cells(part: str) -> Iterator[Cell]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=["choose", "held-out", "random", "noise"])
+    parser.add_argument("part", choices=["choose", "held-out", "random", "noise", "now"])
     parser.add_argument("folder", type=Path)
     given = parser.parse_args()
     given.folder.mkdir(parents=True, exist_ok=True)
     for cell in cells(given.part):
-        collect(cell, given.folder, labels=given.part in ("choose", "held-out"))
+        collect(cell, given.folder, labels=given.part in ("choose", "held-out", "now"))
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from sklearn.metrics import adjusted_mutual_info_score
 from torch import Tensor
 
 from selfmask.data.distortions import DISTORTIONS
-from selfmask.training.quality import LEAST, MISTAKES, TEMPERATURE, Gain, as_quality, recognised
+from selfmask.training.quality import LEAST, MISTAKES, TEMPERATURE, Gain, as_quality, recognised, scored, similarities
 
 LOG = Path("docs/logs/gate.jsonl")
 OLD_NAMES = ("noise", "blur", "rotate", "cut", "shift", "grey", "dim")  # in files of points
@@ -81,6 +81,10 @@ def neighbours(power: float, copies: Callable[[Vectors], Tensor], frozen: bool) 
     return measure
 
 
+def chosen(vectors: Vectors, _: Vectors) -> float:
+    return float(scored(vectors["clean"].double(), other(vectors)).mean())
+
+
 def rankme(vectors: Vectors, _: Vectors) -> float:
     shares = torch.linalg.svdvals(vectors["clean"].double())
     return float(torch.special.entr(shares / shares.sum() + 1e-7).sum())
@@ -124,7 +128,8 @@ def before_this(vectors: Vectors, before: Vectors) -> float:
 
 
 CANDIDATES: Mapping[str, Callable[[Vectors, Vectors], float]] = {
-    "recognition, half whitened, other distortions (chosen)": recognition(0.5, other),
+    "recognition and own neighbours, half whitened, other distortions (chosen)": chosen,
+    "recognition, half whitened, other distortions": recognition(0.5, other),
     "recognition, not whitened, other distortions": recognition(0.0, other),
     "recognition, whitened, other distortions": recognition(1.0, other),
     "recognition, half whitened, the training's views": recognition(0.5, views),
@@ -140,16 +145,17 @@ CANDIDATES: Mapping[str, Callable[[Vectors, Vectors], float]] = {
 }
 
 
-def decided(before: Vectors, after: Vectors) -> tuple[Gain, float]:
-    """What the gate finds: gain, and quality, with two of the seven copies of each image, as it has in a run."""
+def decided(before: Vectors, after: Vectors) -> tuple[Gain, Gain, float]:
+    """What the gate finds, with two of the seven copies of each image, as it has in a run: gain, gain in recognition
+    alone, and quality."""
     number = len(before["clean"])
     kinds = torch.stack([(torch.arange(number) + 3 * copy) % len(DISTORTIONS) for copy in range(2)])
-    scores = []
+    scores, alone = [], []
     for vectors in (before, after):
-        everything = other(vectors)
-        copies = everything[kinds, torch.arange(number)]
-        scores.append(recognised(vectors["clean"].double(), copies))
-    return Gain.of(*scores, kinds), as_quality(scores[1])
+        copies = other(vectors)[kinds, torch.arange(number)]
+        scores.append(scored(vectors["clean"].double(), copies))
+        alone.append(recognised(similarities(vectors["clean"].double(), copies)[1]))
+    return Gain.of(*scores, kinds), Gain.of(*alone, kinds), as_quality(scores[1])
 
 
 def measure(folder: Path) -> None:
@@ -161,13 +167,14 @@ def measure(folder: Path) -> None:
         if tuple(map(str, key)) in {tuple(map(str, each)) for each in known}:
             continue
         before, after = point["before"]["vectors"], point["after"]["vectors"]
-        gain, quality = decided(before, after)
+        gain, alone, quality = decided(before, after)
         labelled = bool(point["after"]["accuracy"])
         line: dict[str, Any] = {
             "key": key,
             "off": point["off"],
             "gain": gain.mean,
             "error": gain.error,
+            "recognition": alone.mean / alone.error if alone.error else 0.0,
             "quality": quality,
             "accepted": gain.proven(LOOKS) and quality > LEAST,
             "accuracy": {
@@ -201,7 +208,7 @@ def mean_gain(line: Mapping[str, Any]) -> float:
 def show() -> None:
     lines = read()
     learned = [line for line in lines if line["accuracy"]]
-    parts = {part: [line for line in learned if line["key"][0] == part] for part in ("choose", "held-out")}
+    parts = {part: [line for line in learned if line["key"][0] == part] for part in ("choose", "held-out", "now")}
     print("| candidate | chosen on: mean | k-NN, k = 200 | probe, 10 labels a class | other pairs: mean |")
     print("| --- | --- | --- | --- | --- |")
     for name in CANDIDATES:
@@ -217,8 +224,8 @@ def show() -> None:
         print(f"| {name} | {' | '.join(cells)} |")
     print(f"\nRank correlations over {len(parts['choose'])} and {len(parts['held-out'])} points.\n")
     columns = list(points(learned[0]))
-    print(f"| backbone | images | run | step | {' | '.join(columns)} | mean | gain / error | |")
-    print("| --- | --- | --- | --- |" + " --- |" * (len(columns) + 3))
+    print(f"| backbone | images | run | step | {' | '.join(columns)} | mean | gain / error | of recognition alone | |")
+    print("| --- | --- | --- | --- |" + " --- |" * (len(columns) + 4))
     for part in parts.values():
         for line in part:
             _, backbone, images, recipe, _, step = line["key"]
@@ -226,7 +233,9 @@ def show() -> None:
             ratio = line["gain"] / line["error"]
             verdict = "accepted" if line["accepted"] else "refused"
             start = f"{backbone} | {images.removeprefix('small-')} | {recipe} | {step}"
-            print(f"| {start} | {changes} | {mean_gain(line):+.1f} | {ratio:+.1f} | {verdict} |")
+            print(
+                f"| {start} | {changes} | {mean_gain(line):+.1f} | {ratio:+.1f} | {line['recognition']:+.1f} | {verdict} |"
+            )
     print()
     for part, found in parts.items():
         better, worse = ([line for line in found if sign * mean_gain(line) >= 1] for sign in (1, -1))

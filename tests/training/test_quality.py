@@ -15,7 +15,7 @@ from selfmask import MaskConfig, MaskedModel, get_masked_model
 from selfmask.backbones import load_backbone
 from selfmask.data import open_images
 from selfmask.errors import NotABackboneError
-from selfmask.training.quality import MISTAKES, Gain, Quality, as_quality, recognised
+from selfmask.training.quality import MISTAKES, Gain, Quality, as_quality, found_again, recognised, scored, similarities
 
 from .small import network
 
@@ -50,8 +50,8 @@ def set_scores(masked: MaskedModel, value: float) -> None:
 # ---- the oracle -------------------------------------------------------------------------------------------------
 
 
-def naive_recognised(images: np.ndarray, copies: np.ndarray) -> np.ndarray:
-    """By the covariance between features: half whitened, cosine similarity, softmax over the images."""
+def naive_scored(images: np.ndarray, copies: np.ndarray) -> np.ndarray:
+    """By the covariance between features: half whitened, cosine similarity, softmax over the images; and neighbours."""
     mean = images.mean(0)
     values, axes = np.linalg.eigh(np.cov(images.T, bias=True))
     rank = min(images.shape)
@@ -64,10 +64,15 @@ def naive_recognised(images: np.ndarray, copies: np.ndarray) -> np.ndarray:
         vectors = (vectors - mean) @ inside @ inside.T @ whitening
         return vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)
 
-    scores = np.empty(copies.shape[:2])
+    def nearest(i: int, similarity: np.ndarray) -> set[int]:
+        others = [j for j in np.argsort(-similarity) if j != i]
+        return set(others[:5])
+
+    scores, own = np.empty(copies.shape[:2]), placed(images) @ placed(images).T
     for number, vectors in enumerate(copies):
-        for i, similarity in enumerate(placed(vectors) @ placed(images).T / 0.1):
-            scores[number, i] = similarity[i] - np.log(np.exp(similarity).sum())
+        for i, similarity in enumerate(placed(vectors) @ placed(images).T):
+            lost = 1 - len(nearest(i, similarity) & nearest(i, own[i])) / 5
+            scores[number, i] = similarity[i] / 0.1 - np.log(np.exp(similarity / 0.1).sum()) - 2 * lost
     return scores
 
 
@@ -81,8 +86,8 @@ def clouds(seed: int, images: int = 40, features: int = 8, noise: float = 1.0) -
 @pytest.mark.parametrize("noise", [0.0, 0.3, 3.0])
 def test_scores_equal_the_oracle(noise: float, features: int) -> None:
     clean, copies = clouds(0, features=features, noise=noise)
-    expected = naive_recognised(clean.numpy(), copies.numpy())
-    assert recognised(clean, copies).numpy() == pytest.approx(expected, abs=1e-6)
+    expected = naive_scored(clean.numpy(), copies.numpy())
+    assert scored(clean, copies).numpy() == pytest.approx(expected, abs=1e-6)
 
 
 def test_quality_equals_the_oracle() -> None:
@@ -92,15 +97,35 @@ def test_quality_equals_the_oracle() -> None:
         for score in masked.scores.parameters():
             score[torch.rand(score.shape, generator=torch.Generator().manual_seed(1)) < 0.02] = -1
         images, views = (masked(part).double().numpy() for part in (clean, copies.flatten(0, 1)))
-    expected = naive_recognised(images, views.reshape(2, IMAGES, -1))
+    expected = naive_scored(images, views.reshape(2, IMAGES, -1))
     assert quality().numpy() == pytest.approx(expected, abs=1e-3)
     assert as_quality(quality()) == pytest.approx(np.exp(expected.mean()), rel=1e-3)
+
+
+def test_images_that_draw_together_are_a_gain_though_none_is_recognised_better() -> None:
+    """With the kinds farther apart, the neighbours of an image, which are of its kind, are found again."""
+    generator = torch.Generator().manual_seed(0)
+    kinds = torch.arange(40).repeat_interleave(6)
+    centres = torch.randn(40, 16, generator=generator, dtype=torch.float64)
+    own, noise = torch.randn(2, 240, 16, generator=generator, dtype=torch.float64)
+    alike = torch.zeros(1, 240, dtype=torch.long)
+    spread = [apart * centres[kinds] + own for apart in (1, 3)]
+    for proven, measure in ((True, scored), (False, lambda *both: recognised(similarities(*both)[1]))):
+        near, far = (measure(images, (images + noise)[None]) for images in spread)
+        assert Gain.of(near, far, alike).proven(4) is proven
+
+
+def test_of_few_images_all_others_are_neighbours() -> None:
+    for count in (1, 2, 4):
+        own = torch.randn(count, count, generator=torch.Generator().manual_seed(0))
+        assert torch.equal(found_again(own, own[None]), torch.ones(1, count))
+        assert torch.equal(found_again(own, -own[None]), torch.ones(1, count))
 
 
 def test_neither_scale_nor_rotation_nor_shift_of_all_features_matters() -> None:
     clean, copies = clouds(0)
     turn = torch.linalg.qr(torch.randn(8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(2)))[0]
-    assert torch.allclose(recognised(clean, copies), recognised(7 * clean @ turn + 5, 7 * copies @ turn + 5))
+    assert torch.allclose(scored(clean, copies), scored(7 * clean @ turn + 5, 7 * copies @ turn + 5))
 
 
 # ---- the test ------------------------------------------------------------------------------------------------------
@@ -231,7 +256,7 @@ def test_features_that_differ_by_rounding_alone_are_chance(noise: float) -> None
     """Even where rounding errors are the same for an image and its copy."""
     generator = torch.Generator().manual_seed(0)
     clean = torch.randn(1, 64, generator=generator) + noise * torch.randn(IMAGES, 64, generator=generator)
-    assert as_quality(recognised(clean.double(), clean[None].double())) == pytest.approx(CHANCE)
+    assert as_quality(scored(clean.double(), clean[None].double())) == pytest.approx(CHANCE)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

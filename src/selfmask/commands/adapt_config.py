@@ -131,7 +131,7 @@ PRESETS: Mapping[str, AdaptConfig] = {
         head_lr=0.02,
         weight_decay=0.0,
         heads_first=0.05,
-        mask=MaskConfig(norm="anchored"),
+        mask=MaskConfig(norm="anchored", select="late"),
         gate=True,
     ),
     # SwAV's default: prototypes frozen for 313 steps.

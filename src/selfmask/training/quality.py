@@ -1,8 +1,10 @@
 """Did the representation get better? Measured without labels, on images that training never sees, with its own error.
 
-A backbone is of use if it tells images apart by what they show, however they happen to be taken. So: how sure is the
-model of an image, among all held-out ones, when it sees a distorted copy of it? The distortions are none of the
-training's, or the training would be marked by itself. Features are compared half whitened (every direction divided
+A backbone is of use if it tells images apart by what they show, however they happen to be taken, and knows which belong
+together. So, when it sees a distorted copy of an image: how sure is it of the image, among all held-out ones, and how
+many of those that it takes for the nearest does it find again? Either alone misses true gains: a mask that draws images
+of a kind together recognises single ones no better. The distortions are none of the training's, or the training would
+be marked by itself. Features are compared half whitened (every direction divided
 by the square root of its spread): without, a few directions that all images share decide; fully whitened, directions
 that hardly vary count as much as those that matter, and noise passes for knowledge.
 
@@ -26,7 +28,9 @@ from ..running import as_vectors, evaluating
 from .beside import Beside
 
 TEMPERATURE = 0.1  # of the softmax over images
-LEAST = 0.1  # below, images are hardly told apart at all: pure noise has 0.04, photographs and drawings 0.35 and more
+LEAST = 0.03  # below, images are hardly told apart at all: pure noise has 0.007, photographs and drawings 0.13 and more
+_NEIGHBOURS = 5  # images nearest to one
+_WEIGHT = 2.0  # of the share of them that is found again, beside a log-probability
 MISTAKES = 0.05  # the chance at which a run may take luck for a gain, all its looks together
 _POWER = 0.5  # of whitening
 _FLOOR = 0.1  # of the mean variance, added to that of each direction before it is divided by
@@ -45,7 +49,7 @@ class Quality:
         return self._measured(self.model.frozen)
 
     def __call__(self) -> Tensor:
-        """The log-probability [copies, n] that each copy is taken for the image that it is of."""
+        """How well each copy [copies, n] is taken for what it is: at most 0."""
         return self._measured(self.model)
 
     def _measured(self, run: Callable[[Tensor], object]) -> Tensor:
@@ -53,7 +57,7 @@ class Quality:
             images, copies = _vectors(run, self._images), _vectors(run, self._copies.flatten(0, 1))
         if not bool(images.isfinite().all() and copies.isfinite().all()):
             images, copies = torch.zeros_like(images), torch.zeros_like(copies)  # all alike
-        return recognised(images, copies.view(*self._copies.shape[:2], -1))
+        return scored(images, copies.view(*self._copies.shape[:2], -1))
 
 
 def _vectors(run: Callable[[Tensor], object], pixels: Tensor) -> Tensor:
@@ -62,8 +66,30 @@ def _vectors(run: Callable[[Tensor], object], pixels: Tensor) -> Tensor:
     return torch.cat(parts).cpu()
 
 
-def recognised(images: Tensor, copies: Tensor) -> Tensor:
-    """The log-probability [copies, n] of each image [n, d] given a copy of it, [copies, n, d]: a softmax."""
+def scored(images: Tensor, copies: Tensor) -> Tensor:
+    """A score [copies, n] of each image [n, d] and a copy of it, [copies, n, d]: at most 0."""
+    own, seen = similarities(images, copies)
+    return recognised(seen) - _WEIGHT * (1 - found_again(own, seen))
+
+
+def recognised(seen: Tensor) -> Tensor:
+    """The log-probability [copies, n] of each image given a copy of it: a softmax over all images."""
+    return F.log_softmax(seen / TEMPERATURE, dim=-1).diagonal(dim1=-2, dim2=-1)
+
+
+def found_again(own: Tensor, seen: Tensor) -> Tensor:
+    """Of the images nearest to each, the share [copies, n] that is also nearest to a copy of it."""
+    count = min(_NEIGHBOURS, len(own) - 1)
+    if count < 1:
+        return torch.ones(seen.shape[:2], dtype=seen.dtype)
+    itself = torch.eye(len(own), dtype=torch.bool)
+    wanted, near = (part.masked_fill(itself, -torch.inf).topk(count).indices for part in (own, seen))
+    found = torch.zeros(seen.shape, dtype=seen.dtype).scatter_(-1, near, 1.0)
+    return found.gather(-1, wanted.expand_as(near)).mean(-1)
+
+
+def similarities(images: Tensor, copies: Tensor) -> tuple[Tensor, Tensor]:
+    """Cosines of centred, half whitened vectors: of all images [n, n], and of all copies with them, [copies, n, n]."""
     mean = images.mean(0)
     centred, length = images - mean, _NOTHING * mean.norm()
     _, spread, axes = torch.linalg.svd(centred, full_matrices=False)
@@ -74,12 +100,13 @@ def recognised(images: Tensor, copies: Tensor) -> Tensor:
         known = vectors.norm(dim=-1, keepdim=True) > length
         return F.normalize(torch.where(known, vectors, 0.0) @ axes.mT * scale, dim=-1)
 
-    similarity = placed(copies - mean) @ placed(centred).mT
-    return F.log_softmax(similarity / TEMPERATURE, dim=-1).diagonal(dim1=-2, dim2=-1)
+    place = placed(centred)
+    return place @ place.mT, placed(copies - mean) @ place.mT
 
 
 def as_quality(scores: Tensor) -> float:
-    """Scores as one number from 0 to 1: the probability of the right image, averaged geometrically."""
+    """Scores as one number from 0 to 1: the probability of the right image, averaged geometrically, less what lost
+    neighbours cost."""
     return math.exp(float(scores.mean()))
 
 
