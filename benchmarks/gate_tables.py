@@ -230,12 +230,10 @@ def show() -> None:
         for line in part:
             _, backbone, images, recipe, _, step = line["key"]
             changes = " | ".join(f"{value:+.1f}" for value in points(line).values())
-            ratio = line["gain"] / line["error"]
+            ratios = f"{line['gain'] / line['error']:+.1f} | {line['recognition']:+.1f}"
             verdict = "accepted" if line["accepted"] else "refused"
             start = f"{backbone} | {images.removeprefix('small-')} | {recipe} | {step}"
-            print(
-                f"| {start} | {changes} | {mean_gain(line):+.1f} | {ratio:+.1f} | {line['recognition']:+.1f} | {verdict} |"
-            )
+            print(f"| {start} | {changes} | {mean_gain(line):+.1f} | {ratios} | {verdict} |")
     print()
     for part, found in parts.items():
         better, worse = ([line for line in found if sign * mean_gain(line) >= 1] for sign in (1, -1))

@@ -19,7 +19,7 @@ from selfmask import AdaptConfig, MaskConfig, MaskedModel, adapt, get_masked_mod
 from selfmask.commands.adapt import AdaptResult
 from selfmask.data import ImageStore, open_images
 from selfmask.data.views import MultiCrop, ViewsConfig
-from selfmask.errors import ConfigError, InterruptedRunError, TooFewImagesError
+from selfmask.errors import ConfigError, InterruptedRunError, RunMismatchError, TooFewImagesError
 from selfmask.objectives.swav import SwAV
 from selfmask.training import Guard, LoopConfig, ParameterGroup, Processes, RunFolder, Steps, train
 from selfmask.training.display import QuietDisplay
@@ -484,6 +484,15 @@ def test_the_best_point_is_the_first_of_the_highest_start_included(qualities: tu
 def look(guard: Guard, model: nn.Module | None = None, quality: float | None = None, **line: Any) -> str | None:
     measured = None if quality is None else scores(quality)
     return guard.look({"step": 10, "loss": 1.0, **line}, model or nn.Identity(), dict, measured)
+
+
+def test_a_run_whose_quality_was_measured_in_another_way_is_not_continued() -> None:
+    guard = watching(0.4, 0.5)
+    state = guard.state_dict()
+    guard.load_state_dict(state, {})
+    for other in ({**state, "measure": 1}, {key: value for key, value in state.items() if key != "measure"}):
+        with pytest.raises(RunMismatchError, match="another release"):
+            guard.load_state_dict(other, {})
 
 
 def test_images_that_are_hardly_told_apart_are_no_reason_to_keep_anything() -> None:

@@ -13,10 +13,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ..errors import RunMismatchError
 from ..masking import MaskedModel
 from ..objectives import Health
 from .beside import Beside
-from .quality import LEAST, Gain, as_quality
+from .quality import LEAST, MEASURE, Gain, as_quality
 
 GENTLER = 0.25  # of the learning rate, after going back
 _PLATEAU = 80  # steps at the loss of a guess that are a plateau; known, with the lines before and after, within 100
@@ -112,6 +113,7 @@ class Guard:
     def state_dict(self) -> dict[str, Any]:
         """All but the best point itself, which has a file of its own."""
         return {
+            "measure": MEASURE,
             "scale": self.scale,
             "best_step": self.best_step,
             "best_quality": self.best_quality,
@@ -124,6 +126,11 @@ class Guard:
         }
 
     def load_state_dict(self, state: Mapping[str, Any], best: State) -> None:
+        if state.get("measure") != MEASURE:
+            raise RunMismatchError(
+                "the run was begun by another release, which measured quality in another way",
+                todo="finish it with that release, or begin anew in another folder: --out",
+            )
         self.scale, self.best_step, self.best_quality = state["scale"], state["best_step"], state["best_quality"]
         self.best_gain = None if state["best_gain"] is None else Gain(*state["best_gain"])
         self._first, self.stopped = state["first"], state["stopped"]
