@@ -74,6 +74,8 @@ def run(pair: Pair, settings: Mapping[str, Any], **of_adapt: Any) -> AdaptResult
 
 
 def perform(pair: Pair, budget: str, seed: int) -> dict[str, Any]:
+    if str(pair) not in planned():
+        raise SystemExit(f"how many steps {budget} gives is not known: run `python -m benchmarks.curve plan` first")
     steps = planned()[str(pair)][budget]
     out = RUNS / f"{pair}, {budget}, {seed}".replace("/", "-")
     labelled = Labelled(*(open_images(pair.images, split=split) for split in ("train", "test")))

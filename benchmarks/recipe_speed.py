@@ -1,7 +1,7 @@
 """`python -m benchmarks.recipe_speed`: images per second of `fast`, against what `fast` was at first.
 
-Whole runs of `adapt` without a gate, with sixteen steps for every thousand images, as a run of 240 steps has that sees
-4,000 images fifteen times; the teacher's passes over all images are part of it. ResNet-50 at 64 pixels; weights do not
+Whole runs of `adapt` without a gate, with sixty steps for every thousand images, as a run of 240 steps on 4,000 images
+has; the teacher's passes over all images are part of it. ResNet-50 at 64 pixels; weights do not
 matter for speed.
 """
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
@@ -76,13 +75,13 @@ def _select(model: nn.Module, config: MaskConfig) -> list[str]:
     if select == "late":
         return _late(model)
     if select == "paper":
-        select = "paper-resnet" if _is_resnet(names) else "paper-vit" if _has_attention(model) else "auto"
-        return _select(model, dataclasses.replace(config, select=select))
+        if _is_resnet(names):
+            return _paper_resnet(model)
+        return (_has_attention(model) and _paper_vit(model)) or _auto(model)
     if select == "paper-resnet":
         return _paper_resnet(model)
     if select == "paper-vit":
-        # Attention projections and MLPs live in the blocks; the patch embedding and output projection do not.
-        return [name for name in _auto(model) if stage_of(name) > 0]
+        return _paper_vit(model)
     if match := _STAGES.fullmatch(select):
         first, last = int(match[1]), int(match[2])
         # The paper's selective masking is of ResNets, where downsample norms count too.
@@ -139,6 +138,11 @@ def _paper_resnet(model: nn.Module) -> list[str]:
         if isinstance(module, _CONVOLUTIONS) or "downsample" in prefix.split("."):
             found += [name for name, _ in module.named_parameters(prefix, recurse=False)]
     return found
+
+
+def _paper_vit(model: nn.Module) -> list[str]:
+    """Attention projections and MLPs live in the blocks; the patch embedding and output projection do not."""
+    return [name for name in _auto(model) if stage_of(name) > 0]
 
 
 def _classifier_prefixes(model: nn.Module) -> set[str]:
