@@ -71,6 +71,7 @@ def test_late_is_all_but_the_first_quarter_of_the_layers(name: str, early: tuple
     auto, late = (select_parameters(model, MaskConfig(select=select)) for select in ("auto", "late"))
     assert late == [each for each in auto if not each.startswith(early)]
     assert late[0] == first
+    assert select_parameters(model, AdaptConfig.preset("fast").mask) == late
 
 
 def test_a_backward_pass_ends_where_nothing_is_masked() -> None:
