@@ -57,7 +57,12 @@ def loaded_by(module: str) -> list[str]:
     ("module", "most", "without"),
     [
         ("selfmask", 2, {"torch", "numpy", "rich", "typer"}),
-        ("selfmask.masking", 32, {*COMPILER, "timm", "PIL", "accelerate", "rich", "selfmask.data"}),
+        pytest.param(
+            "selfmask.masking",
+            32,
+            {*COMPILER, "timm", "PIL", "accelerate", "rich", "selfmask.data"},
+            marks=pytest.mark.heavy,
+        ),
         (
             "selfmask.commands.adapt",
             110,

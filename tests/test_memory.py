@@ -75,6 +75,7 @@ def test_freed_memory_is_used_again() -> None:
     assert pages < 32
 
 
+@pytest.mark.heavy
 @glibc
 def test_the_process_of_a_command_keeps_its_memory() -> None:
     assert run(COMMAND)[1] < 32

@@ -16,6 +16,9 @@ from tests.cli.test_adapt import save_clothes
 SMALL = ("--backbone", "selfmask/tiny", "--batch-size", "8", "--steps", "2", "--experts", "2", "--components", "4")
 SMALL += ("--split", "all", "--no-gate")  # a gate would keep nothing that two steps find, and all masks would be one
 
+# Whole cascades, one after the other; tests/commands/test_cascade.py looks at each stage.
+pytestmark = pytest.mark.heavy
+
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -73,7 +76,6 @@ def test_the_same_command_again_has_nothing_to_do(place: Path) -> None:
     assert (place / "run/cascade.smn").stat().st_mtime_ns == before
 
 
-@pytest.mark.heavy
 def test_experts_can_be_handed_out(place: Path, tmp_path: Path) -> None:
     done = selfmask("cascade", place / "photos", *SMALL, "--out", tmp_path / "run", "--prepare")
     assert done.returncode == 0, done.stderr
@@ -115,7 +117,6 @@ def test_mistakes_are_answered_with_what_to_do(place: Path, tmp_path: Path, word
     assert "do:" in done.stderr or "expected:" in done.stderr
 
 
-@pytest.mark.heavy
 def test_unreadable_images_belong_to_no_cluster(place: Path, tmp_path: Path) -> None:
     shutil.copytree(place / "photos", tmp_path / "photos")
     first = sorted((tmp_path / "photos").glob("*/*.png"))[0]

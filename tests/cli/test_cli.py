@@ -109,6 +109,7 @@ print(json.dumps([first, loaded("--help"), loaded("adapt", "--help")]))
 """
 
 
+@pytest.mark.heavy
 def test_help_and_completion_come_at_once() -> None:
     """Nothing of torch is imported for verbs, and nothing but torch and its own for the options of one."""
     code = f"HEAVY = {(*HEAVY, *TOO_HEAVY)!r}\n{LOADED}"

@@ -132,6 +132,7 @@ def test_errors_of_files_with_evil_names(tmp_path: Path, nasty_mask: Path) -> No
         assert "rror" in done.stderr
 
 
+@pytest.mark.heavy
 def test_a_run_on_pictures_with_evil_names(tmp_path: Path) -> None:
     images = tmp_path / f"{FILE}"
     save_clothes(images, 30)

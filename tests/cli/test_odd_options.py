@@ -190,6 +190,7 @@ def test_what_the_system_refuses_is_told(monkeypatch: pytest.MonkeyPatch, error:
     refused(selfmask(), said)
 
 
+@pytest.mark.heavy
 def test_large_images_are_counted_and_listed_by_every_verb(photos: Path, tmp_path: Path) -> None:
     """Pictures of clothes have 28 x 28 = 784 pixels."""
     small = ("--max-pixels", "783")

@@ -42,6 +42,7 @@ def test_by_default_what_evaluate_tests_with_was_not_seen(photos: Path, held: Pa
     assert WARNED not in done.stderr
 
 
+@pytest.mark.heavy
 def test_what_was_seen_is_told(photos: Path, everything: Path, tmp_path: Path) -> None:
     number = len(open_split(str(photos)).test)
     assert kept(everything)["split"] == "all"

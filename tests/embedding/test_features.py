@@ -143,6 +143,7 @@ def write_until_stuck(out: Path) -> None:
     features.write_features(out, embedder(), Stuck(200), batch_size=8)
 
 
+@pytest.mark.heavy
 def test_kill_9_then_the_same_again_gives_the_identical_file(tmp_path: Path) -> None:
     out, partial = tmp_path / "f.npz", tmp_path / "f.npz.partial"
     process = PROCESSES.Process(target=write_until_stuck, args=(out,))

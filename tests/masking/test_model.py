@@ -194,7 +194,8 @@ def test_autocast() -> None:
 # ---- compilers, copies and processes ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("backend", ["eager", pytest.param("aot_eager", marks=pytest.mark.heavy)])
+@pytest.mark.heavy
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_compile(backend: str) -> None:
     """Three steps, so that effective weights are computed anew and statistics move inside compiled code."""
     torch._dynamo.reset()

@@ -200,6 +200,7 @@ def _process(rank: int, folder: str) -> None:
     dist.destroy_process_group()
 
 
+@pytest.mark.heavy
 def test_two_processes_equal_one_with_all_images(tmp_path: Path) -> None:
     mp.start_processes(_process, (str(tmp_path),), nprocs=2, start_method=PROCESSES.get_start_method())
     expected = _steps()
