@@ -26,14 +26,7 @@ from selfmask.errors import (
     UnknownDataError,
 )
 
-
-def paint(root: Path, *names: str) -> Path:
-    """One small image of its own grey value for each name."""
-    for value, name in enumerate(names):
-        file = root / name
-        file.parent.mkdir(parents=True, exist_ok=True)
-        Image.new("L", (5, 4), value).save(file, "PNG")
-    return root
+from .copies import paint
 
 
 def value(images: Images, i: int) -> int:
@@ -215,6 +208,60 @@ def test_a_carriage_return_within_a_line(tmp_path: Path) -> None:
         open_images(tmp_path / "a.csv")
 
 
+SPLIT = "a.png,cat,train\nb.png,dog,test\nc.png,emu,train\nd.png,cat,val\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        SPLIT,
+        "path,label,split\n" + SPLIT,
+        SPLIT.replace(",", "\t").replace("train", "Train"),
+        "file,split,label\na.png,train,cat\nb.png,test,dog\nc.png,train,emu\nd.png,val,cat\n",
+    ],
+)
+def test_list_that_names_a_split(tmp_path: Path, text: str) -> None:
+    (tmp_path / "l.csv").write_text(text)
+    train, test, val = (open_images(tmp_path / "l.csv", split=split) for split in ("train", "test", "val"))
+    assert (train.names, train.labels) == (["a.png", "c.png"], [0, 2])
+    assert (test.names, test.labels) == (["b.png"], [1])
+    assert (val.names, val.labels) == (["d.png"], [0])
+    assert train.classes == test.classes == val.classes == ["cat", "dog", "emu"]
+    assert not train.undivided
+
+
+@pytest.mark.parametrize("text", ["path,split\na.png,train\nb.png,val\n", "a.png,,train\nb.png,,val\n"])
+def test_list_that_names_a_split_and_no_labels(tmp_path: Path, text: str) -> None:
+    (tmp_path / "l.csv").write_text(text)
+    for split, name in (("train", "a.png"), ("test", "b.png"), ("val", "b.png")):
+        images = open_images(tmp_path / "l.csv", split=split)
+        assert (images.names, images.labels) == ([name], None)
+
+
+def test_classes_called_as_splits_are_classes(tmp_path: Path) -> None:
+    (tmp_path / "l.csv").write_text("a.png,train\nb.png,test\n")  # a railway, and an exam
+    images = open_images(tmp_path / "l.csv", split="test")
+    assert (images.labels, images.classes, images.undivided) == ([1, 0], ["test", "train"], True)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("path,label,split\na.png,1,train\nb.png,1,rest\n", "image 2 is of no split"),
+        ("path,split\na.png,train\nb.png\n", "image 2 is of no split"),
+        ("path,split\na.png,train\nb,c.png,test\n", "image 2 is of no split"),
+        ("a.png,1,train\nb.png,1,train\n", "all are of train"),
+        ("a.png,1,val\nb.png,1,test\n", "all are of test and val"),
+        ("a.png,1,train\nb.png,1,tset\n", r"third column may name the split \(train, test, val\)"),
+        ("a.png,,train\nb.png,1,test\nc.png,1,2,3\n", "more than one label"),
+    ],
+)
+def test_lists_that_name_splits_wrongly(tmp_path: Path, text: str, reason: str) -> None:
+    (tmp_path / "l.csv").write_text(text)
+    with pytest.raises(MalformedDataError, match=reason):
+        open_images(tmp_path / "l.csv")
+
+
 def test_malformed_lists(tmp_path: Path) -> None:
     file = tmp_path / "l.txt"
     file.write_text("a.png,1\nb.png\n")
@@ -292,17 +339,6 @@ def test_array_files_that_are_none(tmp_path: Path) -> None:
 
 
 # ---- names --------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty data folder, and no network: all traffic goes to a port where nobody listens."""
-    monkeypatch.setenv("SELFMASK_DATA", str(tmp_path))
-    for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
-        monkeypatch.setenv(name, "http://127.0.0.1:9")
-    for name in ("no_proxy", "NO_PROXY"):
-        monkeypatch.delenv(name, raising=False)
-    return tmp_path
 
 
 def test_bundled_fashion() -> None:

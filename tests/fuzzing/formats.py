@@ -407,6 +407,7 @@ def read_run(case: Case, folder: Path) -> str:
 LISTS = {
     ".txt": "path\tlabel\na/1.jpg\tcat\na/2.jpg\tdog\nb, c.png\tcat\n",
     ".csv": 'file,label\n"a,b.jpg",3\nc.png,4\n../d.png,5\n',
+    ".parts": "path,label,split\na.jpg,cat,train\nb.jpg,dog,test\nc.jpg,cat,val\nd.jpg,dog,train\n",
     ".names": "tabby cat\nankle_boot\nbird\n",
 }
 
@@ -417,7 +418,7 @@ def read_list(case: Case, folder: Path) -> str:
         if case[1] == ".names":
             assert all(isinstance(name, str) for name in read_class_names(path))
             return LOADED
-        images = open_list(path)
+        images = open_list(path, "train")
     except DataError as error:
         return type(error).__name__
     assert len(images.files) == len(images.names) == len(images)

@@ -34,6 +34,7 @@ VERBS = {
     "cascade": "Learn one mask for all images, and an expert mask for each cluster of images.",
     "inspect": "Show the contents of a mask file: sizes, share of active weights by layer, base.",
     "backbones": "List backbones: vector length, size, and whether the weights are on this machine.",
+    "datasets": "List data sets known by name: images, classes, split, licence, and whether they are on this machine.",
     "demo": "Adapt a small network trained on CIFAR-10 to images of clothes, and measure the gain.",
     "pretrain": "Train a network of this package from random weights, with the training loop used for masks.",
 }

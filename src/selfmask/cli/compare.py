@@ -21,6 +21,7 @@ from .options import Given, Verb
 
 if TYPE_CHECKING:
     from ..backbones import Backbone
+    from ..data import Images
 
 _CELL = "each cell has its own"
 VERB = Verb(
@@ -86,12 +87,14 @@ def compare(
 
     made: Any = with_labels if chosen.labels else without_labels
     if chosen.labels:
-        title = "Accuracy by share of labels"
-        found: Any = comparing.compare(load, *open_labelled(asked.images, max_pixels=pixels), chosen, **options)
+        title, (learned, tested) = "Accuracy by share of labels", open_labelled(asked.images, max_pixels=pixels)
+        _say_split(console, learned)
+        found: Any = comparing.compare(load, learned, tested, chosen, **options)
         with_labels.draw(found, where / "compare.png")
     else:
         _refuse_labelled(given)
         title, (learned, tested) = "Learned without labels", open_to_measure(asked.images, max_pixels=pixels)
+        _say_split(console, learned)
         found = comparing.compare_rivals(load, learned, tested, chosen, **options)
     write_atomically(where / "compare.json", json.dumps(made.as_dict(found), indent=2).encode(), RunWriteError)
     write_atomically(where / "compare.md", made.markdown(found).encode(), RunWriteError)
@@ -103,6 +106,11 @@ def compare(
         table.add_row(*row)
     console.print(table)
     console.say(f"{where}/compare.md, compare.json" + (", compare.png" if chosen.labels else ""))
+
+
+def _say_split(console: Console, images: Images) -> None:
+    if images.note:
+        console.say(images.note)
 
 
 def _refuse_labelled(given: Given) -> None:

@@ -103,6 +103,8 @@ def evaluate(
     power = None if whiten == "none" else power_named(whiten)
     protocols_of(protocol or "knn")  # a wrong name is said before the work
     train, test, divided = open_split(data, max_pixels=MAX_PIXELS if max_pixels is None else max_pixels)
+    if train.note:
+        say(train.note)
     if not divided:
         say("the data has no train and test splits: a fixed fifth of each class is held out for testing")
     embedder = load_embedder(what, backbone=backbone, weights=weights, size=size, may_use=may_use)

@@ -90,6 +90,8 @@ def train(
     is_main = Processes().is_main
     console = Console(stderr=as_json)
     labelled, test = open_labelled(asked.images, max_pixels=names.max_pixels)
+    if labelled.note and is_main:
+        console.say(labelled.note)
     loaded = load_backbone(asked.backbone, weights=asked.weights)
     text = None
     if chosen.head == _CLIP:

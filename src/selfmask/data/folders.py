@@ -39,15 +39,55 @@ def _undivided(images: FileImages) -> FileImages:
     return images
 
 
-def open_list(file: Path) -> FileImages:
-    """A text file with one path a line, relative to the file; after a tab or a comma, optionally, its label."""
-    return _undivided(_listed(file))
+def open_list(file: Path, split: str) -> FileImages:
+    """A text file with one path a line, relative to the file; after a tab or a comma, optionally, its label.
 
-
-def _listed(file: Path) -> FileImages:
-    rows = _rows(file)
+    A further column may say of each image whether it is of `train`, `test` or `val`: the third, or the one that the
+    heading calls `split`. Then the images are those of the part that `split` picks, as of a folder with such parts.
+    """
+    heading, rows = read_rows(file)
     if not rows:
         raise NoImagesError(f"no images are listed in {printable(file)}", expected="one path per line")
+    parts = _parts(file, heading, rows)
+    images = _listed(file, rows)
+    if parts is None:
+        return _undivided(images)
+    if "train" not in parts or len(set(parts)) == 1:
+        raise MalformedDataError(
+            f"{printable(file)} names a split for each image, but all are of {' and '.join(sorted(set(parts)))}",
+            expected="images of train, and of test or val",
+            todo="add the others, or remove the column: a fifth of each class is then tested with",
+        )
+    chosen = next(name for name in SPLITS[split] if name in parts)
+    numbers = [number for number, part in enumerate(parts) if part == chosen]
+    labels = None if images.labels is None else [images.labels[number] for number in numbers]
+    files, names = ([each[number] for number in numbers] for each in (images.files, images.names))
+    return FileImages(files, names, labels, images.classes)  # classes of all parts, as a part may lack some
+
+
+def _parts(file: Path, heading: list[str], rows: list[list[str]]) -> list[str] | None:
+    """The split of each row, taken out of the rows; or nothing, if the list does not name any."""
+    if "split" in heading[1:]:
+        place = heading.index("split")
+    elif all(len(row) == 3 and row[2].lower() in SPLITS for row in rows):
+        place = 2
+    else:
+        return None
+    for number, row in enumerate(rows, 1):
+        if len(row) != max(place + 1, len(heading)) or row[place].lower() not in SPLITS:
+            raise MalformedDataError(
+                f"{printable(file)}: image {number} is of no split",
+                expected=f"one of {', '.join(SPLITS)} in column {place + 1} of every line",
+                found=printable(Path(", ".join(row))),
+            )
+    parts = [row.pop(place).lower() for row in rows]
+    if all(len(row) == 2 and not row[1] for row in rows):  # path,,train: without labels
+        for row in rows:
+            del row[1]
+    return parts
+
+
+def _listed(file: Path, rows: list[list[str]]) -> FileImages:
     files = [str(file.parent / path) for path, *_ in rows]
     names = [printable(Path(path)) for path, *_ in rows]
     if all(len(row) == 1 for row in rows):
@@ -56,7 +96,8 @@ def _listed(file: Path) -> FileImages:
         if len(row) != 2:
             raise MalformedDataError(
                 f"{printable(file)}: image {number} has {'no label' if len(row) == 1 else 'more than one label'}",
-                expected="path and label on every line, or only the path on every line",
+                expected="path and label on every line, or only the path on every line; a third column may name the "
+                f"split ({', '.join(SPLITS)})",
                 found=printable(Path(", ".join(row))),
                 todo='quote paths that contain a comma ("a,b.jpg"), or separate path and label with a tab',
             )
@@ -143,8 +184,8 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
         ) from error
 
 
-def _rows(file: Path) -> list[list[str]]:
-    """The fields of each line, without a heading; bytes that are no UTF-8 survive, as file names may hold them."""
+def read_rows(file: Path) -> tuple[list[str], list[list[str]]]:
+    """The heading, if there is one, and the fields of each line; bytes that are no UTF-8 survive, as in file names."""
     try:
         text = os.fsdecode(checked.content(file, most=_LARGEST)).removeprefix("\ufeff")
     except (OSError, ValueError) as error:
@@ -160,6 +201,7 @@ def _rows(file: Path) -> list[list[str]]:
                     f"{printable(file)}: line {number} cannot be read", expected="a path, and its label", found=error
                 ) from error
             rows.append([cell.strip() for cell in cells])
-    if rows and rows[0][0].lower() in ("path", "file", "filename", "image", "name") and len(rows) > 1:
-        del rows[0]
-    return rows
+    heading: list[str] = []
+    if len(rows) > 1 and rows[0][0].lower() in ("path", "file", "filename", "image", "name"):
+        heading = [cell.lower() for cell in rows.pop(0)]
+    return heading, rows

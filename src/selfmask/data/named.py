@@ -1,4 +1,4 @@
-"""Data sets known by name: the bundled one, array files in the data folder, and torchvision's."""
+"""Data sets known by name: the bundled one, array files in the data folder, those of the paper, and torchvision's."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch.utils.data import ConcatDataset, Dataset
+from torch.utils.data import ConcatDataset, Dataset, Subset
 
 from ..errors import DataUnavailableError, MalformedDataError, UnknownDataError
+from .coop import COOP, open_coop, split_file
 from .folders import SPLITS
 from .images import printable
+from .inatloc import FOLDER, open_inatloc
+from .listed import check_whole
 from .npz import TooLargeError, open_npz
 from .sources import ArrayImages, DatasetImages, Images
 
@@ -22,7 +25,7 @@ BUNDLED = {"selfmask/fashion": Path(__file__).parent / "bundled" / "fashion.npz"
 _Ask = tuple[list[dict[str, Any]], list[dict[str, Any]]]
 _FLAG: _Ask = ([{"train": True}], [{"train": False}])
 _TWO: _Ask = ([{"split": "train"}], [{"split": "test"}])
-_THREE: _Ask = ([{"split": "train"}, {"split": "val"}], [{"split": "test"}])  # as the paper: val is for training
+_THREE: _Ask = ([{"split": "train"}, {"split": "val"}], [{"split": "test"}])  # val is for training, as with CoOp's
 _JOINED: _Ask = ([{"split": "trainval"}], [{"split": "test"}])
 _WHOLE: _Ask = ([{}], [{}])  # not divided: both are all of it
 TORCHVISION: dict[str, tuple[str, _Ask]] = {
@@ -44,34 +47,58 @@ TORCHVISION: dict[str, tuple[str, _Ask]] = {
 }
 
 
+ALIASES = {"flowers": "flowers102", "pets": "oxfordiiitpet"}
+
+
 def data_folder() -> Path:
     """Where named data sets lie: the environment variable SELFMASK_DATA, or a folder in the user's cache."""
     return Path(os.environ.get("SELFMASK_DATA") or "~/.cache/selfmask/data").expanduser()
 
 
+def local_arrays() -> dict[str, Path]:
+    """Array files in the data folder, by the names of data sets that they give."""
+    return {printable(Path(file.stem)): file for file in sorted(data_folder().glob("*.npz"))}
+
+
 def known_names() -> list[str]:
     """Every name that `open_named` takes on this machine."""
-    local = [printable(Path(file.stem)) for file in data_folder().glob("*.npz")]
-    return sorted({*BUNDLED, *local, *TORCHVISION})
+    return sorted({*BUNDLED, *local_arrays(), *TORCHVISION, *COOP, FOLDER, *ALIASES})
 
 
-def open_named(name: str, split: str) -> Images:
-    """The data set of that name: bundled, else NAME.npz in the data folder, else torchvision's, fetched if need be."""
+def open_named(name: str, split: str, *, fetch: bool = True) -> Images:
+    """The data set of that name: bundled, else NAME.npz in the data folder, else with CoOp's split, else torchvision's.
+
+    fetch: whether torchvision may download what is not there.
+    """
     if name in BUNDLED:
         return open_arrays(BUNDLED[name], split)
-    local = data_folder() / f"{name}.npz"
-    if "/" not in name and local.is_file():
+    data = data_folder()
+    if "/" not in name and (local := data / f"{name}.npz").is_file():
         return open_arrays(local, split)
-    if name.lower() in TORCHVISION:
-        images = DatasetImages(_fetched(name.lower(), split))
-        images.undivided = TORCHVISION[name.lower()][1] is _WHOLE
-        return images
+    known = ALIASES.get(name.lower(), name.lower())
+    if known == FOLDER:
+        return _divided_by("its authors", open_inatloc(split, data))
+    if known in COOP and (known not in TORCHVISION or split_file(known, data).is_file()):
+        return _divided_by("CoOp", open_coop(known, split, data), "the split is CoOp's, as in the paper")
+    if known in TORCHVISION:
+        images: Images = DatasetImages(_fetched(known, split, fetch))
+        images.undivided = TORCHVISION[known][1] is _WHOLE
+        said = "the paper used CoOp's split (`selfmask datasets` says how to get it)" if known in COOP else ""
+        if images.undivided:
+            images.note = said
+            return images
+        return _divided_by("torchvision", images, "; ".join(filter(None, ["the split is torchvision's", said])))
     close = difflib.get_close_matches(name.lower(), known_names(), n=3, cutoff=0.5)
     raise UnknownDataError(
         f"there is no folder, file or data set {printable(Path(name))}",
         expected=f"a path, or one of {', '.join(known_names())}",
         todo=f"did you mean {' or '.join(close)}?" if close else "check the path, or use one of these names",
     )
+
+
+def _divided_by(whom: str, images: Images, note: str = "") -> Images:
+    images.divided_by, images.note = whom, note
+    return images
 
 
 def open_arrays(file: Path, split: str) -> ArrayImages:
@@ -117,29 +144,51 @@ def _malformed(file: Path, expected: str, found: str) -> MalformedDataError:
     return MalformedDataError(f"cannot use the arrays in {printable(file)}", expected=expected, found=found)
 
 
-def _fetched(name: str, split: str) -> Dataset[Any]:
+def _fetched(name: str, split: str, fetch: bool) -> Dataset[Any]:
     kind, (train, test) = TORCHVISION[name]
-    parts = [_part(name, kind, arguments) for arguments in (train if split == "train" else test)]
+    parts = [_part(name, kind, arguments, fetch) for arguments in (train if split == "train" else test)]
+    if name == "sun397" and (files := getattr(parts[0], "_image_files", None)):  # in the order of the file system
+        return Subset(parts[0], sorted(range(len(files)), key=files.__getitem__))
     return parts[0] if len(parts) == 1 else ConcatDataset(parts)
 
 
-def _part(name: str, kind: str, arguments: dict[str, Any]) -> Dataset[Any]:
+def _part(name: str, kind: str, arguments: dict[str, Any], fetch: bool) -> Dataset[Any]:
     import torchvision.datasets  # not before a data set is asked for: it loads torch's compiler, which takes seconds
 
     build, folder = getattr(torchvision.datasets, kind), data_folder()
+    found: Dataset[Any]
     try:
-        here: Dataset[Any] = build(folder, download=False, **arguments)
-        return here
-    except Exception:  # not there, or not whole; each data set says so in its own way
+        found = build(folder, download=False, **arguments)
+    except Exception as error:  # not there, or not whole; each data set says so in its own way
+        if not fetch:
+            raise _unavailable(name, "is not whole, or not on this machine", error) from error
         try:
-            fetched: Dataset[Any] = build(folder, download=True, **arguments)
-            return fetched
+            found = build(folder, download=True, **arguments)
         except Exception as error:
-            raise DataUnavailableError(
-                f"the data set {name} is not on this machine and could not be downloaded",
-                expected=f"its files under {printable(folder)}, or internet access",
-                found=f"{type(error).__name__}: {error}",
-                todo=f"on a machine with internet access, open {name} once and copy that folder; or save the images "
-                f"there as {name}.npz (arrays train_images, train_labels, test_images, test_labels); or set "
-                "SELFMASK_DATA to the folder that contains them",
-            ) from error
+            raise _unavailable(name, "is not on this machine and could not be downloaded", error) from error
+    _check_files(name, found, folder)
+    return found
+
+
+def _check_files(name: str, found: Dataset[Any], folder: Path) -> None:
+    """torchvision takes the word of a list for it that the images it names are there."""
+    for attribute in ("_image_files", "_images"):
+        files = getattr(found, attribute, None)
+        if isinstance(files, list) and files:
+            try:
+                check_whole(name, folder, [os.path.relpath(file, folder) for file in files], folder)
+            except ValueError as error:
+                raise MalformedDataError(f"cannot use the lists of the data set {name}", found=error) from error
+
+
+def _unavailable(name: str, what: str, error: Exception) -> DataUnavailableError:
+    folder = data_folder()
+    coop = f"; or put CoOp's split at {printable(split_file(name, folder))}, beside the images" if name in COOP else ""
+    return DataUnavailableError(
+        f"the data set {name} {what}",
+        expected=f"its files under {printable(folder)}, or internet access",
+        found=f"{type(error).__name__}: {error}",
+        todo=f"on a machine with internet access, open {name} once and copy that folder; or save the images "
+        f"there as {name}.npz (arrays train_images, train_labels, test_images, test_labels); or set "
+        f"SELFMASK_DATA to the folder that contains them{coop}",
+    )

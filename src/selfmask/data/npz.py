@@ -41,6 +41,10 @@ class Npz:
     def __contains__(self, name: str) -> bool:
         return name in self._members
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        """That of one array, by its header, which is all that is unpacked for it."""
+        return self._header(self._members[name])[0]
+
     def read(self, name: str, *, as_list: bool = False) -> NDArray[Any]:
         """One array, of plain values. `as_list`: the caller will make Python objects of all of them."""
         member = self._members[name]
@@ -53,7 +57,12 @@ class Npz:
         return array
 
     def _size(self, member: zipfile.ZipInfo, as_list: bool) -> int:
-        """What the array will take, by its header, which is all that is unpacked for it."""
+        """What the array will take, by its header."""
+        shape, dtype = self._header(member)
+        return math.prod(shape) * (2 * dtype.itemsize + _OBJECT if as_list else dtype.itemsize)
+
+    def _header(self, member: zipfile.ZipInfo) -> tuple[tuple[int, ...], np.dtype[Any]]:
+        """Shape and type of the array, if they fit what there is of it."""
         if member.compress_type not in _METHODS:
             raise ValueError("compressed in a way that numpy does not write")
         with self._archive.open(member) as file:
@@ -69,7 +78,7 @@ class Npz:
             raise ValueError(f"an array of shape {shape} and type {dtype}")
         if start + count * dtype.itemsize != member.file_size:
             raise ValueError(f"{member.file_size - start:,} bytes for an array of shape {shape} and type {dtype}")
-        return count * (2 * dtype.itemsize + _OBJECT if as_list else dtype.itemsize)
+        return shape, dtype
 
 
 @contextmanager

@@ -53,7 +53,7 @@ def _open(where: str | Path | Dataset[Any], split: str) -> Images:
     if path.is_dir():
         return open_folder(path, split)
     if kind in _LISTS:
-        return open_list(path)
+        return open_list(path, split)
     if kind == ".npz":
         return open_arrays(path, split)
     raise NoImagesError(

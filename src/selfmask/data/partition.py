@@ -38,7 +38,7 @@ def open_split(data: str, *, max_pixels: int = MAX_PIXELS) -> Split:
     train = open_images(data, split="train", max_pixels=max_pixels)
     test = open_images(data, split="test", max_pixels=max_pixels)
     if _same(train, test):
-        return Split(*_divided(train), divided=False)
+        return Split(*set_apart(train), divided=False)
     if isinstance(train, FileImages) and isinstance(test, FileImages):
         both = {os.path.realpath(file) for file in train.files} & {os.path.realpath(file) for file in test.files}
         if both:
@@ -50,7 +50,7 @@ def open_split(data: str, *, max_pixels: int = MAX_PIXELS) -> Split:
     return Split(train, test, divided=True)
 
 
-def _divided(images: Images) -> tuple[Images, Images]:
+def set_apart(images: Images) -> tuple[Images, Images]:
     """By labels alone, and before anything is read, so that every command divides the same source alike."""
     learned = label_split(matched(images, images).train, _LEARNED, seed=0)
     tested = sorted({*range(len(images))} - {*learned})
@@ -98,15 +98,16 @@ def open_to_learn(
         return ToLearn(images, "")
     if split == "all":
         return ToLearn(images if images.undivided else _joined(where, images), "")
+    said = f"{images.note}; " if images.note else ""
     if not images.undivided:
-        return ToLearn(images, "the test split is left for testing (--split all would train on it, too)")
+        return ToLearn(images, f"{said}the test split is left for testing (--split all would train on it, too)")
     try:
-        train, test = _divided(images)
+        train, test = set_apart(images)
     except LabelsError:  # there are none, or none that anything could be tested with
         return ToLearn(images, "")
     return ToLearn(
         train,
-        f"{len(test):,} of {len(images):,} labelled images, a fixed fifth of each class, are left for testing "
+        f"{said}{len(test):,} of {len(images):,} labelled images, a fixed fifth of each class, are left for testing "
         "(--split all would train on them, too)",
     )
 

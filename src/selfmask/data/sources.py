@@ -24,11 +24,15 @@ class Images(Dataset[Tensor]):
     labels: the class index of each image, where known.
     classes: what the indices mean, where known.
     undivided: whether these are all images of a source that has no train and test splits.
+    divided_by: whose split this is, where the data set is known by name and has several: "CoOp", "torchvision", ...
+    note: what a user should know of that, in a line.
     max_pixels: images with more pixels than this count as unreadable.
     hashes: short ones of the content of each, once somebody has asked for the identity.
     """
 
     undivided = False
+    divided_by = ""
+    note = ""
     max_pixels = MAX_PIXELS
     hashes: bytes | None = None
 
@@ -85,7 +89,8 @@ class SomeImages(Images):
     def __init__(self, images: Images, numbers: Sequence[int]) -> None:
         labels = None if images.labels is None else [images.labels[i] for i in numbers]
         super().__init__([images.names[i] for i in numbers], labels, images.classes)
-        self.images, self.numbers, self.max_pixels = images, list(numbers), images.max_pixels
+        self.images, self.numbers = images, list(numbers)
+        self.max_pixels, self.note = images.max_pixels, images.note
 
     def load(self, i: int, *, near: int | None = None) -> Tensor:
         return self.images.load(self.numbers[i], near=near)
