@@ -65,7 +65,7 @@ def loaded_by(module: str) -> list[str]:
         ),
         (
             "selfmask.commands.adapt",
-            110,
+            115,
             {*COMPILER, "timm", "sklearn", "matplotlib", "peft", "transformers", "selfmask.cascade"},
         ),
     ],

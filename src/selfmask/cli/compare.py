@@ -87,9 +87,9 @@ def compare(
 
     made: Any = with_labels if chosen.labels else without_labels
     if chosen.labels:
-        title, (learned, tested) = "Accuracy by share of labels", open_labelled(asked.images, max_pixels=pixels)
-        _say_split(console, learned)
-        found: Any = comparing.compare(load, learned, tested, chosen, **options)
+        title, both = "Accuracy by share of labels", open_labelled(asked.images, max_pixels=pixels)
+        _say_split(console, both[0])
+        found: Any = comparing.compare(load, *both, chosen, **options)
         with_labels.draw(found, where / "compare.png")
     else:
         _refuse_labelled(given)

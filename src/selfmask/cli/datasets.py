@@ -41,33 +41,34 @@ def datasets(
     if as_json:
         print_json([dataclasses.asdict(info) for info in found])
         return
-    console = Console()
-    console.print(_table([info for info in found if info.kind == "paper"], "data sets of the paper"))
-    absent = [info for info in found if info.get and info.here != "yes"]
-    if absent:
-        console.say("how to get them:", *(f"  {info.name}: {info.get}" for info in absent))
-    console.print(_table([info for info in found if info.kind != "paper"], "bundled, and array files"))
-    others = sorted(set(TORCHVISION) - {info.name for info in found})
+    console, where = Console(), printable(data_folder())
+    paper = [info for info in found if info.kind == "paper"]
+    console.print(_table(paper, "data sets of the paper", "split"))
     console.say(
-        f"data folder (SELFMASK_DATA): {printable(data_folder())}", f"also from torchvision: {', '.join(others)}"
+        "split: own: a fixed fifth of each class is tested with; file: that of the array file; *: not as in the paper",
+        f"licence, and where it is or how to get it; paths are below {where} (SELFMASK_DATA):",
+        *(f"  {info.name}: {info.licence}; {f'in {info.where}' if info.here == 'yes' else info.get}" for info in paper),
     )
+    console.print(_table([info for info in found if info.kind != "paper"], "bundled, and array files", "licence"))
+    console.say(f"also from torchvision: {', '.join(sorted({*TORCHVISION} - {info.name for info in paper}))}")
     for info in found:
         if info.missing:
             console.say(f"{info.name} is here in part: {info.missing}")
 
 
-def _table(shown: list[DatasetInfo], title: str) -> Table:
+def _table(shown: list[DatasetInfo], title: str, further: str) -> Table:
+    """further: a field to show."""
     table = Table(title=title, title_justify="left")
     table.add_column("name", no_wrap=True)
     for head in ("train", "test", "classes"):
         table.add_column(head, justify="right", no_wrap=True)
-    for head in ("split", "here", "where", "licence"):
-        table.add_column(head)
+    table.add_column(further, no_wrap=True)
+    table.add_column("here", no_wrap=True)
     for info in shown:
-        split = info.split if info.paper_split in ("", info.split) else f"{info.split} (the paper: {info.paper_split})"
-        train = _number(info.train) if info.train or not info.images else f"of {info.images:,}"
-        numbers = (train, _number(info.test), _number(info.classes))
-        table.add_row(info.name, *numbers, split, info.here, info.where, info.licence)
+        train = f"{info.images:,} in all" if info.images and info.train is None else _number(info.train)
+        other = "*" if further == "split" and info.split != info.paper_split else ""
+        words = (f"{getattr(info, further)}{other}", info.here)
+        table.add_row(info.name, train, _number(info.test), _number(info.classes), *words)
     return table
 
 

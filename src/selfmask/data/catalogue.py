@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 from ..errors import SelfmaskError
 from . import coop, inatloc
@@ -12,10 +13,9 @@ from .images import printable
 from .named import BUNDLED, data_folder, local_arrays, open_named
 from .npz import open_npz
 from .partition import set_apart
-from .sources import Images
 
-FIFTH = "a fifth of each class"
-"""The split of what nobody divided: ours."""
+OWN = "own"
+"""Our split, of what nobody divided: a fixed fifth of each class is tested with."""
 _NONE = "not stated"
 
 
@@ -53,7 +53,7 @@ PAPER = (
         10,
         "MIT",
         "https://github.com/phelber/EuroSAT",
-        {"CoOp": (18_900, 8_100), FIFTH: (21_600, 5_400)},
+        {"CoOp": (18_900, 8_100), OWN: (21_600, 5_400)},
         "eurosat/2750",
     ),
     Facts(
@@ -72,7 +72,7 @@ PAPER = (
         {"CoOp": (3_680, 3_669), "torchvision": (3_680, 3_669)},
         "oxford-iiit-pet",
     ),
-    Facts("sun397", 397, _NONE, _SUN, {"CoOp": (19_850, 19_850), FIFTH: 108_754}, "SUN397"),
+    Facts("sun397", 397, _NONE, _SUN, {"CoOp": (19_850, 19_850), OWN: 108_754}, "SUN397"),
     Facts("ucf101", 101, _NONE, coop.PAGE, {"CoOp": (9_537, 3_783)}),
     Facts(
         "food101",
@@ -87,7 +87,7 @@ PAPER = (
         500,
         "non-commercial research and education",
         inatloc.PAGE,
-        {"its authors": (137_994, 12_500)},
+        {"authors": (137_994, 12_500)},
     ),
 )
 
@@ -99,46 +99,38 @@ class DatasetInfo:
     name: str
     kind: str
     """ "paper", "bundled" or "local"."""
-    images: int | None
-    train: int | None
-    test: int | None
-    """How many are learned from and tested with, where known."""
-    classes: int | None
-    split: str
-    """Whose: "CoOp", "torchvision", "its authors", "the file", or ours."""
-    paper_split: str
-    """Whose the paper used; empty if this was none of its data sets."""
     licence: str
-    here: str
+    split: str = "file"
+    """Whose: "CoOp", "torchvision", that of its "authors", our "own", or that of the "file"."""
+    paper_split: str = ""
+    """Whose the paper used; empty if this was none of its data sets."""
+    images: int | None = None
+    train: int | None = None
+    test: int | None = None
+    """How many are learned from and tested with, where known."""
+    classes: int | None = None
+    here: str = "no"
     """ "yes", "no" or "in part"."""
-    where: str
-    missing: str
+    where: str = ""
+    missing: str = ""
     """What is, if it is here in part, and where to put it."""
-    get: str
+    get: str = ""
     """How to get it."""
 
 
 def list_datasets() -> list[DatasetInfo]:
     """Those of the paper, the bundled one, and array files in the data folder. Nothing is downloaded."""
     local = local_arrays()
-    paper = [_of_the_paper(facts, local.pop(facts.name, None)) for facts in PAPER]
-    others = {**{name: ("bundled", file) for name, file in BUNDLED.items()}}
-    others |= {name: ("local", file) for name, file in local.items()}
-    return paper + [
-        _with_arrays(_info(name, kind, "MIT" if kind == "bundled" else "yours"), file)
-        for name, (kind, file) in others.items()
+    return [
+        *(_of_the_paper(facts, local.pop(facts.name, None)) for facts in PAPER),
+        *(_with_arrays(DatasetInfo(name, "bundled", "MIT"), file) for name, file in BUNDLED.items()),
+        *(_with_arrays(DatasetInfo(name, "local", "yours"), file) for name, file in local.items()),
     ]
-
-
-def _info(name: str, kind: str, licence: str) -> DatasetInfo:
-    return DatasetInfo(name, kind, None, None, None, None, "the file", "", licence, "no", "", "", "")
 
 
 def _of_the_paper(facts: Facts, arrays: Path | None) -> DatasetInfo:
     """An array file of that name goes before all else, as when the data set is opened."""
-    info = dataclasses.replace(
-        _info(facts.name, "paper", facts.licence), paper_split=next(iter(facts.splits)), get=_how_to_get(facts)
-    )
+    info = DatasetInfo(facts.name, "paper", facts.licence, paper_split=next(iter(facts.splits)), get=_how_to_get(facts))
     if arrays is not None:
         return _with_arrays(info, arrays)
     split = _foreseen(facts)
@@ -154,7 +146,7 @@ def _foreseen(facts: Facts) -> str:
     return first if taken else others[0]
 
 
-def _numbers(counts: tuple[int, int] | int) -> dict[str, int | None]:
+def _numbers(counts: tuple[int, int] | int) -> dict[str, Any]:
     if isinstance(counts, int):
         return {"images": counts, "train": None, "test": None}
     return {"images": sum(counts), "train": counts[0], "test": counts[1]}
@@ -169,13 +161,12 @@ def _places(facts: Facts) -> list[Path]:
 
 
 def _how_to_get(facts: Facts) -> str:
-    data = printable(data_folder())
+    """Paths are below the data folder."""
     ways = [f"downloaded when it is first used ({facts.page})"] if facts.torchvision else []
     if known := COOP.get(facts.name):
-        way = f"images in {data}/{known.images[0]}, {known.file} in {data}/{known.folder} (both: {coop.PAGE})"
-        ways.append(f"for CoOp's split: {way}" if ways else way)
+        ways.append(f"for CoOp's split: {known.folder}/{known.file}, and images in {known.images[0]} ({coop.PAGE})")
     if facts.name == inatloc.FOLDER:
-        ways.append(f"iNatLoc.tar.gz and metadata_choe.zip of {facts.page}, extracted in {data}/{facts.name}")
+        ways.append(f"iNatLoc.tar.gz and metadata_choe.zip ({facts.page}), extracted in {facts.name}")
     return "; ".join(ways)
 
 
@@ -184,18 +175,14 @@ def _looked_at(info: DatasetInfo, place: Path) -> DatasetInfo:
     info = dataclasses.replace(info, where=printable(place))
     try:
         train, test = (open_named(info.name, split, fetch=False) for split in ("train", "test"))
-        split, classes = train.divided_by, _count(train)
+        split, classes = train.divided_by, None if train.classes is None else len(train.classes)
         if train.undivided:
-            split, (train, test) = FIFTH, set_apart(train)
+            split, (train, test) = OWN, set_apart(train)
     except SelfmaskError as error:
         parts = (error.what, error.expected and f"expected {error.expected}", error.found and f"found {error.found}")
-        missing = "; ".join(str(part) for part in (*parts, error.todo) if part)
+        missing = "; ".join(str(part) for part in parts if part)
         return dataclasses.replace(info, here="in part", missing=missing)
     return dataclasses.replace(info, here="yes", split=split, classes=classes, **_numbers((len(train), len(test))))
-
-
-def _count(images: Images) -> int | None:
-    return None if images.classes is None else len(images.classes)
 
 
 def _with_arrays(info: DatasetInfo, file: Path) -> DatasetInfo:

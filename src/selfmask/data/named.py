@@ -57,7 +57,7 @@ def data_folder() -> Path:
 
 def local_arrays() -> dict[str, Path]:
     """Array files in the data folder, by the names of data sets that they give."""
-    return {printable(Path(file.stem)): file for file in sorted(data_folder().glob("*.npz"))}
+    return {printable(Path(file.stem)): file for file in sorted(data_folder().glob("*.npz")) if file.is_file()}
 
 
 def known_names() -> list[str]:
@@ -77,7 +77,7 @@ def open_named(name: str, split: str, *, fetch: bool = True) -> Images:
         return open_arrays(local, split)
     known = ALIASES.get(name.lower(), name.lower())
     if known == FOLDER:
-        return _divided_by("its authors", open_inatloc(split, data))
+        return _divided_by("authors", open_inatloc(split, data))
     if known in COOP and (known not in TORCHVISION or split_file(known, data).is_file()):
         return _divided_by("CoOp", open_coop(known, split, data), "the split is CoOp's, as in the paper")
     if known in TORCHVISION:

@@ -98,18 +98,18 @@ def open_to_learn(
         return ToLearn(images, "")
     if split == "all":
         return ToLearn(images if images.undivided else _joined(where, images), "")
-    said = f"{images.note}; " if images.note else ""
     if not images.undivided:
-        return ToLearn(images, f"{said}the test split is left for testing (--split all would train on it, too)")
+        left = "the test split is left for testing (--split all would train on it, too)"
+        return ToLearn(images, "; ".join(filter(None, [images.note, left])))
     try:
         train, test = set_apart(images)
     except LabelsError:  # there are none, or none that anything could be tested with
         return ToLearn(images, "")
-    return ToLearn(
-        train,
-        f"{said}{len(test):,} of {len(images):,} labelled images, a fixed fifth of each class, are left for testing "
-        "(--split all would train on them, too)",
+    left = (
+        f"{len(test):,} of {len(images):,} labelled images, a fixed fifth of each class, are left for testing "
+        "(--split all would train on them, too)"
     )
+    return ToLearn(train, "; ".join(filter(None, [left, images.note])))
 
 
 def _joined(where: str | Path, train: Images) -> Images:
