@@ -217,7 +217,7 @@ def test_inatloc(folder: Path, images: str) -> None:
     assert (train.labels, test.labels) == ([0, 0, 0, 1, 1, 1], [0, 0, 1, 1])
     assert test.names[0] == "test/Aves/a b/0.jpg"
     assert [int(image[0, 0, 0]) for image in (*train, *test)] == list(range(10))
-    assert train.divided_by == "authors"
+    assert (train.divided_by, train.note) == ("authors", "the split is that of its authors")
 
 
 @pytest.mark.parametrize(

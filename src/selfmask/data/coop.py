@@ -71,7 +71,7 @@ def open_coop(name: str, split: str, data: Path) -> FileImages:
             todo=f"get it again by way of {PAGE}",
         ) from error
     rows = train if split == "train" else test
-    files = [str(root / path) for path, *_ in rows]
+    files = [f"{root}/{path}" for path, *_ in rows]
     return FileImages(files, [path for path, *_ in rows], [label for _, label, _ in rows], classes)
 
 

@@ -41,7 +41,7 @@ def open_inatloc(split: str, data: Path) -> FileImages:
         ) from error
     rows = parts["train" if split == "train" else "test"]
     names = [path for path, _ in rows]
-    return FileImages([str(root / path) for path in names], names, [label for _, label in rows], classes)
+    return FileImages([f"{root}/{path}" for path in names], names, [label for _, label in rows], classes)
 
 
 def _classes(file: Path) -> list[str]:

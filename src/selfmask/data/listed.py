@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import ntpath
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from pathlib import Path, PurePosixPath, PureWindowsPath
+from pathlib import Path
 
 from .. import checked
 from ..errors import DataUnavailableError
@@ -17,10 +18,11 @@ _SHOWN = 3
 def relative(value: object) -> str:
     """A path below a folder, in one spelling, whatever the system; anything else is a ValueError."""
     text = checked.text(value, most=checked.MAX_NAME)
-    path = PureWindowsPath(text)  # knows both kinds of separators, and drives
-    if path.anchor or not path.parts or ".." in path.parts or "\0" in text:
+    path = "/".join(part for part in text.split("/") if part not in ("", "."))
+    above = ".." in text.replace("\\", "/").split("/")
+    if not path or above or text[0] in "/\\" or ntpath.splitdrive(text)[0] or "\0" in text:
         raise ValueError(f"a path below the folder of the images expected, found {text[:100]!r}")
-    return str(PurePosixPath(text))
+    return path
 
 
 def once(paths: Iterable[str]) -> None:

@@ -77,7 +77,7 @@ def open_named(name: str, split: str, *, fetch: bool = True) -> Images:
         return open_arrays(local, split)
     known = ALIASES.get(name.lower(), name.lower())
     if known == FOLDER:
-        return _divided_by("authors", open_inatloc(split, data))
+        return _divided_by("authors", open_inatloc(split, data), "the split is that of its authors")
     if known in COOP and (known not in TORCHVISION or split_file(known, data).is_file()):
         return _divided_by("CoOp", open_coop(known, split, data), "the split is CoOp's, as in the paper")
     if known in TORCHVISION:
@@ -96,7 +96,7 @@ def open_named(name: str, split: str, *, fetch: bool = True) -> Images:
     )
 
 
-def _divided_by(whom: str, images: Images, note: str = "") -> Images:
+def _divided_by(whom: str, images: Images, note: str) -> Images:
     images.divided_by, images.note = whom, note
     return images
 
