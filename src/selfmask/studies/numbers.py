@@ -1,4 +1,4 @@
-"""What the paper prints, one file of `paper/` a study: a row for every number of its tables, figures and text.
+"""What the paper prints, one file of `paper/` a study: a row for every result in its tables, figures and text.
 
 The numbers stand as they are printed, also where the paper contradicts itself; only percentages became shares of 1.
 What it does not print has no row. Where it leaves open what a number belongs to, we took what fits:
