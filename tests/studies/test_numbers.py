@@ -47,7 +47,9 @@ RANGES = {
     "dollars_per_hour": (2, 2),
     "memory_gb": (24, 24),
 }
-SPOTS = {  # study: backbone, setting, data, measure, x, value
+SPOTS: dict[
+    str, list[tuple[str, str, str, str, float | None, float]]
+] = {  # study: backbone, setting, data, measure, x, value
     "supervised": [
         (R18, "frozen", "cifar10", "knn", None, 0.826),
         (R18, "full fine-tuning", "", "size_mbit", None, 368),
@@ -258,6 +260,6 @@ def _row(number: Number) -> tuple[str, str, str, str]:
     return number.backbone, number.setting, number.data, number.measure
 
 
-def _curve(study: str, setting: str, measure: str, table: str | None = None) -> dict[float | None, float]:
+def _curve(study: str, setting: str, measure: str, table: str | None = None) -> dict[float, float]:
     numbers = [n for n in paper_numbers(study) if n.setting == setting and n.measure == measure]
-    return {number.x: number.value for number in numbers if table in (None, number.table)}
+    return {number.x or 0: number.value for number in numbers if table in (None, number.table)}

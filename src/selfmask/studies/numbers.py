@@ -54,8 +54,8 @@ def paper_numbers(study: str) -> list[Number]:
     """All numbers of a study, in the order of the paper, and those of a curve by `x`."""
     if study not in names():
         raise ConfigError("the paper has no such study", expected=", ".join(names()), found=study)
-    with (_FOLDER / f"{study}.csv").open(encoding="utf-8", newline="") as file:
-        return [_number(row) for row in csv.DictReader(file)]
+    lines = (_FOLDER / f"{study}.csv").read_text(encoding="utf-8").splitlines()
+    return [_number(row) for row in csv.DictReader(lines)]
 
 
 def find(study: str, **what: str | float | None) -> float | None:
@@ -79,6 +79,5 @@ def find(study: str, **what: str | float | None) -> float | None:
 
 
 def _number(row: dict[str, str]) -> Number:
-    x = row["x"]
-    texts = (row[key] for key in FIELDS[:-2])
-    return Number(*texts, float(x) if x else None, float(row["value"]))
+    x, value = row.pop("x"), row.pop("value")
+    return Number(**row, x=float(x) if x else None, value=float(value))
