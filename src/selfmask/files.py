@@ -37,6 +37,7 @@ class RunFile(StrEnum):
     RESULT = "result.json"
     REPORT = "report.html"
     CELLS = "cells"
+    FAILED = "failed.json"
     ROUTER = "router.safetensors"
     CASCADE = "cascade.smn"
 

@@ -98,6 +98,8 @@ TRANSFORMERS_BLOCK = {
 def test_the_paper_masks_attention_and_mlps_of_vit_b32(name: str, blocks: str, block: set[str]) -> None:
     tower = without_weights(resolve(name))
     assert get_masked_model(tower, PAPER_VIT).num_masked == 85_017_600
+    with_projection = MaskConfig(select="reference-vit")
+    assert get_masked_model(tower, with_projection).num_masked == 85_017_600 + 393_216
     assert set(select_parameters(tower, PAPER_VIT)) == {f"{blocks}.{i}.{part}" for i in range(12) for part in block}
 
 

@@ -28,6 +28,7 @@ from selfmask.errors import (
     TooFewImagesError,
     TooManyBadImagesError,
 )
+from selfmask.objectives.swav import SwAVConfig
 from selfmask.training.display import QuietDisplay
 
 from ..training.small import HOW, Clothes, config, network
@@ -158,6 +159,17 @@ def test_presets_differ_where_text_and_code_do() -> None:
     assert paper.objective.queue_start == reference.objective.queue_start == 30 / 150
     assert (paper.lr, paper.head_lr, paper.batch_size, paper.momentum) == (50, 0.15, 64, 0.9)
     assert reference.number_of_steps(781) == 117_150
+    assert (paper.objective.freeze_steps, reference.objective.freeze_steps) == (313, 5005)
+    short = AdaptConfig.preset("reference", steps=100)
+    assert short.objective.freeze_steps is None
+    assert short.changed(steps=200, objective=SwAVConfig(freeze_steps=7)).objective.freeze_steps == 7
+    full = AdaptConfig.preset("paper", method="full")
+    assert (full.lr, full.weight_decay, full.follow, AdaptConfig.preset("fast", method="full").lr) == (
+        0.15,
+        1e-6,
+        "paper",
+        0.02,
+    )
     with pytest.raises(ConfigError, match="paper or reference"):
         AdaptConfig.preset("papr")
 

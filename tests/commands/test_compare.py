@@ -23,7 +23,6 @@ from selfmask.errors import (
     BadImageError,
     ConfigError,
     InterruptedRunError,
-    LabelsError,
     RunMismatchError,
     TooFewImagesError,
 )
@@ -255,11 +254,22 @@ def test_other_weights_or_labels_are_another_comparison(tmp_path: Path) -> None:
         compare(lambda: Backbone("small", other, HOW, 16), images, test, config, out=tmp_path)
 
 
+def test_presets_of_the_paper_set_up_every_method_as_it_does() -> None:
+    for name in ("paper", "reference"):
+        config = CompareConfig.preset(name)
+        cells = {
+            cell.method: config.training(cell).resolved(network())
+            for cell in config.cells
+            if cell.method in ("mask", "full")
+        }
+        assert {cells[method].head for method in cells} == {"linear"}
+        assert (cells["mask"].lr, cells["mask"].warmup) == (50, 40 / 150)
+        assert (cells["full"].lr, cells["full"].warmup, cells["full"].weight_decay) == (0.001, 0, 5e-4)
+
+
 def test_what_would_stop_it_half_way_is_said_first(tmp_path: Path) -> None:
     with pytest.raises(TooFewImagesError, match="batch"):
         run(tmp_path, small(batch_size=90))
-    with pytest.raises(LabelsError, match="stratified"):
-        run(tmp_path, small(stratified=False, label_fractions=(0.02, 1.0)))
     assert not (tmp_path / "cells").exists()
 
 

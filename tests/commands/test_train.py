@@ -10,14 +10,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+import timm
 import torch
 from torch import Tensor, nn
 
 from selfmask import MaskConfig, TrainConfig, open_labelled, train
-from selfmask.data import Images, SomeImages
+from selfmask.data import Images, SomeImages, label_split
 from selfmask.data.sources import ArrayImages
 from selfmask.errors import BadImageError, ConfigError, HeadError, InterruptedRunError, LabelsError, RunMismatchError
 from selfmask.objectives.heads import LinearHead, MaskedHead, TextHead
+from selfmask.training.methods import prepare
 from selfmask.training.run import score_group
 from selfmask.training.schedule import cosine
 from tests.light import no_report
@@ -151,25 +153,53 @@ def test_fewer_labels_than_a_batch_are_one_batch() -> None:
 
 
 def test_the_papers_schedule() -> None:
-    paper = TrainConfig.preset("paper")
-    assert (paper.rate, paper.epochs, paper.momentum, paper.batch_size) == (50, 150, 0.9, 64)
+    paper = TrainConfig.preset("paper").resolved(network())
+    assert (paper.lr, paper.epochs, paper.momentum, paper.batch_size, paper.weight_decay) == (50, 150, 0.9, 64, 0)
     steps = 1500
     rates = [cosine((step + 0.5) / steps, paper.warmup) for step in range(steps)]
     assert rates[0] > 0
     assert max(range(steps), key=rates.__getitem__) in (399, 400)  # the end of epoch 40 of 150
     assert rates[-1] < 1e-5
-    clip = TrainConfig.preset("paper", head="clip-text")
-    assert (clip.rate, clip.epochs, clip.warmup, clip.mask.select) == (10, 32, 0, "paper-vit")
-    assert TrainConfig.preset("paper", head="clip-text", method="full").rate < 1  # 10 is for scores
+    clip = TrainConfig.preset("paper", head="clip-text").resolved(network())
+    assert (clip.lr, clip.epochs, clip.warmup, clip.mask.select) == (10, 32, 0, "paper-vit")
     short = TrainConfig.preset("paper", steps=10)
     assert (short.steps, short.epochs) == (10, None)
     with pytest.raises(ConfigError, match="one of steps, epochs and budget"):
         TrainConfig.preset("paper", steps=10, epochs=2.0)
 
 
+@pytest.mark.parametrize("preset", ["paper", "reference"])
+@pytest.mark.parametrize(
+    ("name", "lr", "decay", "tensors"),
+    [("resnet18", 0.001, 5e-4, 11_168_704), ("resnet50", 0.15, 1e-6, 23_462_592)],
+)
+def test_full_fine_tuning_of_the_paper(preset: str, name: str, lr: float, decay: float, tensors: int) -> None:
+    """A rate and a decay for each ResNet, a plain cosine, and the tensors that its masks have."""
+    with torch.device("meta"):
+        model = timm.create_model(name, num_classes=0)
+    config = TrainConfig.preset(preset, method="full", head="linear").resolved(model)
+    assert (config.lr, config.head_lr, config.weight_decay, config.warmup) == (lr, lr, decay, 0)
+    assert (config.epochs, config.batch_size, config.momentum) == (150, 64, 0.9)
+    learned = prepare(model, config.method, config.mask, config.rank, config.follow).parameters
+    assert sum(parameter.numel() for parameter in learned) == tensors
+    assert TrainConfig.preset(preset, method="full", head="linear", lr=0.3).resolved(model).lr == 0.3
+
+
+def test_the_released_command_masks_a_random_head(tmp_path: Path) -> None:
+    reference = TrainConfig.preset("reference")
+    assert (reference.head, reference.head_start, reference.resolved(network()).lr) == ("masked", "random", 50)
+    assert TrainConfig.preset("reference", head="clip-text").mask.select == "reference-vit"
+    short = {"steps": 2, "batch_size": 8, "size": 16, "track": (), "mask": MaskConfig()}
+    found = run(TrainConfig.preset("reference", **short), out=tmp_path / "run")
+    assert (found.result["head"], found.result["all_off"]) == ("masked", [])
+    written = json.loads((tmp_path / "run" / "config.json").read_text())["config"]
+    assert (written["lr"], written["warmup"], written["weight_decay"]) == (50, 40 / 150, 0)
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
+        {"follow": "others"},
         {"method": "prompt"},
         {"head": "none"},
         {"label_fraction": 0.0},
@@ -221,9 +251,15 @@ def test_classes_in_another_order_are_refused() -> None:
         )
 
 
-def test_a_share_that_leaves_a_class_empty_is_refused() -> None:
-    with pytest.raises(LabelsError, match="stratified"):
-        run(config(label_fraction=0.05, stratified=False))
+def test_classes_that_a_draw_leaves_empty_are_told(tmp_path: Path) -> None:
+    found = run(config(label_fraction=0.05, stratified=False), out=tmp_path / "run").result
+    images, _ = clothes()
+    assert images.labels
+    assert images.classes
+    chosen = label_split(images.labels, 0.05, 0, stratified=False)
+    missing = set(images.labels) - {images.labels[number] for number in chosen}
+    assert found["unseen_classes"] == [images.classes[number] for number in sorted(missing)] != []
+    assert 0 < found["accuracy"] < 1
 
 
 def test_a_head_of_other_classes_is_refused() -> None:

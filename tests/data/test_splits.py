@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from selfmask.data import open_images
-from selfmask.data.splits import label_split
+from selfmask.data.splits import label_split, unseen
 from selfmask.errors import LabelsError
 
 LABELS = [0] * 400 + [1] * 200 + [2] * 3
@@ -32,7 +32,7 @@ def test_it_draws_nothing_from_others() -> None:
     assert (np.random.get_state()[1].tolist(), random.getstate()) == before[1:]
 
 
-@pytest.mark.parametrize(("fraction", "counts"), [(0.01, [4, 2, 1]), (0.5, [200, 100, 2]), (1.0, [400, 200, 3])])
+@pytest.mark.parametrize(("fraction", "counts"), [(0.01, [3, 2, 1]), (0.5, [200, 100, 2]), (1.0, [400, 200, 3])])
 def test_stratified_takes_a_share_of_every_class_and_at_least_one(fraction: float, counts: list[int]) -> None:
     for seed in range(5):
         chosen = label_split(LABELS, fraction, seed)
@@ -60,13 +60,29 @@ def test_of_one_seed_a_smaller_share_lies_in_a_larger() -> None:
         assert parts[0] < parts[1] < parts[2] < parts[3]
 
 
-def test_a_uniform_choice_that_leaves_a_class_empty_is_refused_by_name() -> None:
-    with pytest.raises(LabelsError, match="without images") as caught:
-        label_split(LABELS, 0.01, 0, stratified=False, classes=["cat", "dog", "emu"])
-    assert "emu" in str(caught.value.found)
+def test_a_uniform_choice_may_leave_classes_empty_and_tells_which() -> None:
+    chosen = label_split(LABELS, 0.01, 0, stratified=False)
+    assert (len(chosen), unseen(LABELS, chosen)) == (6, [2])
+
+
+def test_labels_of_one_class_are_refused() -> None:
+    with pytest.raises(LabelsError, match="leaves one class") as caught:
+        label_split(LABELS, 0.001, 0, stratified=False)
     assert all(word in str(caught.value.todo) for word in ("--stratified", "larger share", "another seed"))
-    with pytest.raises(LabelsError, match="leaves out 1: 2"):
-        label_split(LABELS, 0.01, 0, stratified=False)
+
+
+@pytest.mark.parametrize("stratified", [True, False])
+@pytest.mark.parametrize(("percent", "count"), [(0.25, 125), (0.5, 250), (1, 500), (2, 1000), (4, 2000), (10, 5000)])
+def test_the_shares_of_the_paper_are_exact_numbers_of_labels(percent: float, count: int, stratified: bool) -> None:
+    labels = [number % 100 for number in range(50_000)]  # as many as CIFAR-100 has
+    for seed in range(3):
+        chosen = label_split(labels, percent / 100, seed, stratified=stratified)
+        assert len(chosen) == len(set(chosen)) == count
+        of_class = np.bincount(np.array(labels)[chosen], minlength=100)
+        if stratified:  # no class has two more than another, and it is chance which has more
+            assert of_class.max() - of_class.min() <= 1
+    if stratified and count % 100:
+        assert label_split(labels, percent / 100, 0) != label_split(labels, percent / 100, 1)
 
 
 @pytest.mark.parametrize("fraction", [0.0, -0.1, 1.01, float("nan"), float("inf")])

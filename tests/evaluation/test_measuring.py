@@ -148,10 +148,14 @@ def test_protocols_only_see_the_labelled_share_of_the_training_part(
     assert seen == [15, 15, 15]
 
 
-def test_a_uniform_share_that_leaves_a_class_empty_names_it(clothes: Features) -> None:
-    with pytest.raises(LabelsError, match="without images") as caught:
-        label_splits(clothes, Settings(label_fraction=0.01, stratified=False))
-    assert any(name in str(caught.value.found) for name in clothes.classes)
+def test_classes_that_a_uniform_share_leaves_empty_are_counted(clothes: Features) -> None:
+    settings = Settings(label_fraction=0.01, stratified=False, seeds=3)
+    found = evaluate("tiny", clothes, ["linear"], settings)
+    labels = clothes.labels.tolist()
+    drawn = [{labels[number] for number in chosen} for chosen in label_splits(clothes, settings)]
+    assert found.unseen == [len(set(labels) - each) for each in drawn]
+    assert max(found.unseen) > 0
+    assert evaluate("tiny", clothes, ["linear"], Settings(label_fraction=0.01, seeds=3)).unseen == [0, 0, 0]
 
 
 def test_bad_input_is_refused_before_the_work(embedder: Embedder, tmp_path: Path) -> None:

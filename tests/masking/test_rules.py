@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -149,7 +150,7 @@ def test_kaiming_start_leaves_the_global_generator_alone() -> None:
 
 def test_default_start() -> None:
     assert MaskConfig(rule="threshold").score_init == "constant"
-    assert MaskConfig(rule="progressive_topk").score_init == "constant"
+    assert MaskConfig(rule="progressive_topk").score_init == "kaiming"
     assert MaskConfig(rule="topk").score_init == "kaiming"
     masked = get_masked_model(linear(), MaskConfig(s0=0.25))
     assert torch.equal(masked.scores["weight"], torch.full((6, 10), 0.25))
@@ -177,6 +178,20 @@ def test_all_off_gives_zeros_and_never_nan(config: MaskConfig, detach_alpha: boo
     assert torch.equal(loaded(x), torch.zeros(3, 4))
     assert torch.equal(masked.merge_and_unload()(x), torch.zeros(3, 4))
     assert masked.sparsity()["total"] == 0
+
+
+@pytest.mark.parametrize("detach_alpha", [False, True])
+def test_scores_of_a_tensor_with_all_weights_off_can_come_back(detach_alpha: bool) -> None:
+    """Each score learns what its weight alone would do: the loss with it, at alpha = sqrt(1/n), less that of none."""
+    masked = get_masked_model(linear(), MaskConfig(s0=-1.0, detach_alpha=detach_alpha))
+    x, towards = torch.randn(8, 10), torch.randn(8, 6)
+    (masked(x) * towards).sum().backward()  # linear, so that the difference is the derivative
+    alone = [
+        (F.linear(x, torch.zeros(60).index_fill(0, torch.tensor([i]), 1).view(6, 10) * masked.base.weight * 60**0.5))
+        for i in range(60)
+    ]
+    expected = torch.stack([(output * towards).sum() for output in alone]).view(6, 10)
+    torch.testing.assert_close(masked.scores["weight"].grad, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_one_weight_left() -> None:

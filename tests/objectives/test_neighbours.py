@@ -19,7 +19,8 @@ from torch import Tensor
 from selfmask import adapt
 from selfmask.data.views import ViewsConfig
 from selfmask.errors import ConfigError
-from selfmask.objectives.neighbours import Neighbours, NeighboursConfig, nearest, whitened
+from selfmask.objectives.neighbours import Neighbours, NeighboursConfig, nearest
+from selfmask.objectives.principal import whitened
 
 from ..training import small as runs
 from . import small

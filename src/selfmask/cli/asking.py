@@ -111,7 +111,8 @@ class LabelledNames(Names):
     preset: Annotated[
         str | None,
         typer.Option(
-            help="Settings to start from: fast takes minutes per run; paper follows the paper.", show_default="fast"
+            help="Settings to start from: fast takes minutes; paper and reference follow the paper's text and code.",
+            show_default="fast",
         ),
     ] = "fast"
 

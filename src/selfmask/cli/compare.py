@@ -105,6 +105,8 @@ def compare(
     for row in made.rows(found):
         table.add_row(*row)
     console.print(table)
+    for note in with_labels.notes(found) if chosen.labels else ():
+        console.say(note)
     console.say(f"{where}/compare.md, compare.json" + (", compare.png" if chosen.labels else ""))
 
 

@@ -166,6 +166,11 @@ def _notes(evaluation: Evaluation, seen: int | None) -> Iterator[str]:
         )
     if evaluation.left_out:
         yield f"{evaluation.left_out:,} images could not be read and were left out"
+    if most := max(evaluation.unseen):
+        yield (
+            f"up to {most:,} of {len(evaluation.classes):,} classes have no label in a draw and are never predicted; "
+            "--stratified draws labels from every class"
+        )
     for k in settings.k if "knn" in evaluation.results else ():
         if evaluation.labelled_images < k:
             yield f"k = {k} exceeds the number of labelled images: using {evaluation.labelled_images}"

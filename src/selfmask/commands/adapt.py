@@ -188,7 +188,7 @@ class Adaptation(Recipe):
 
     def _learner(self, mask: MaskConfig) -> Learner:
         if self.start is None:
-            learner = prepare_beside(self.model, self.config.method, mask, self.config.rank)
+            learner = prepare_beside(self.model, self.config.method, mask, self.config.rank, self.config.follow)
         else:
             size = self.config.size or (None if self.given is None else self.given.size[0])
             begun = self.start.begin(self.model, size)

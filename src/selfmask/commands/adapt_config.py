@@ -14,14 +14,15 @@ from ..objectives import ObjectiveConfig, objective_named
 from ..objectives.neighbours import NeighboursConfig
 from ..objectives.swav import SwAVConfig
 from ..settings import to_dict
-from ..training.config import RunConfig, preset_named
+from ..training.config import LENGTHS, RunConfig, preset_named
+from ..training.methods import Follow
 
 AdaptMethod = Literal["mask", "full", "lora", "bitfit"]
 
 _STEPS = 240  # of `fast`
 _DISTANCE = 6.0  # of scores in so many steps
 _LOOK_EVERY, _LOOKS = 60, 10  # steps; and times in a long run
-_PAPER_MASK = MaskConfig(select="paper")
+_PAPER_MASK = MaskConfig(select="paper", alpha_of="projection")
 _PAPER_STEPS = 117_188  # 150 epochs of 50,000 images in batches of 64
 
 
@@ -35,6 +36,8 @@ class AdaptConfig(RunConfig):
         typical gradient travels over the run; in runs of more than 240 steps, it grows with the root of their number.
         Every method has a default of its own.
     rank: rank of the LoRA matrices.
+    follow: full fine-tuning as we do it (all weights, at a rate chosen by measurement) or as in the paper (the weights
+        that a mask would select, at a rate of 0.15).
     most_images: number of images to learn from at most; of a larger set, a random sample is taken, and nothing else is
         read.
     heads_first: share of the run, at the start, in which only the heads are trained.
@@ -50,6 +53,7 @@ class AdaptConfig(RunConfig):
     method: AdaptMethod = "mask"
     lr: float = None  # type: ignore[assignment]  # depends on the method
     rank: int = 8
+    follow: Follow = "ours"
     weight_decay: float = 1e-6
     most_images: int | None = None
     heads_first: float = 0.0
@@ -62,10 +66,12 @@ class AdaptConfig(RunConfig):
         super().__post_init__()
         if self.method not in get_args(AdaptMethod):
             raise ConfigError("unknown method", expected=", ".join(get_args(AdaptMethod)), found=self.method)
+        if self.follow not in get_args(Follow):
+            raise ConfigError("unknown follow", expected=" or ".join(get_args(Follow)), found=self.follow)
         if self.lr is None:
-            object.__setattr__(
-                self, "lr", _DISTANCE if self.method == "mask" and self.per_tensor else _RATES[self.method]
-            )
+            rates = _RATES | ({"full": _PAPER_RATE} if self.follow == "paper" else {})
+            own = _DISTANCE if self.method == "mask" and self.per_tensor else rates[self.method]
+            object.__setattr__(self, "lr", own)
         if self.rank < 1:
             raise ConfigError("rank is out of range", expected="1 or more", found=self.rank)
         if isinstance(self.objective, str):
@@ -89,6 +95,11 @@ class AdaptConfig(RunConfig):
         """With some settings changed; another method has another learning rate, unless that is said too."""
         if changes.get("method", self.method) != self.method:
             changes = {"lr": None, **changes}
+        before, after = self.objective, changes.get("objective", self.objective)
+        another = any(changes.get(name) is not None for name in LENGTHS)
+        if another and isinstance(before, SwAVConfig) and isinstance(after, SwAVConfig):
+            kept = None if after.freeze_steps == before.freeze_steps else after.freeze_steps
+            changes = {**changes, "objective": dataclasses.replace(after, freeze_steps=kept)}
         return super().changed(**changes)
 
     def rate(self, steps: int) -> float:
@@ -116,12 +127,13 @@ class AdaptConfig(RunConfig):
 
 
 # Of a mask, the paper's, without `per_tensor`; the others were chosen on the bundled pair: docs/rivals.md.
-_RATES: Mapping[str, float] = {"mask": 50.0, "full": 0.02, "lora": 0.2, "bitfit": 0.1}
+_RATES: dict[str, float] = {"mask": 50.0, "full": 0.02, "lora": 0.2, "bitfit": 0.1}
+_PAPER_RATE = 0.15  # of full fine-tuning: SwAV's own, 0.6, for batches of 64 instead of 256
 
 # `fast` helps within minutes, on any backbone, and knows whether it helped; docs/recipe.md has the why of every part.
 # The other two are SwAV over scores with plain SGD, as long as the paper's (150 epochs) unless told otherwise. They
-# differ where the paper's text and its released code do: how long prototypes stay frozen. All shares are of the run, so
-# a shorter run goes through the same phases.
+# differ where the paper's text and its released code do: how long prototypes stay frozen. That is a number of steps; in
+# a run of another length it is a share, that of the paper's longest run: a shorter one goes through the same phases.
 PRESETS: Mapping[str, AdaptConfig] = {
     "fast": AdaptConfig(
         steps=_STEPS,
@@ -135,7 +147,11 @@ PRESETS: Mapping[str, AdaptConfig] = {
         gate=True,
     ),
     # SwAV's default: prototypes frozen for 313 steps.
-    "paper": AdaptConfig(objective=SwAVConfig(freeze_prototypes=313 / _PAPER_STEPS), mask=_PAPER_MASK),
+    "paper": AdaptConfig(
+        objective=SwAVConfig(freeze_prototypes=313 / _PAPER_STEPS, freeze_steps=313), mask=_PAPER_MASK, follow="paper"
+    ),
     # The code froze them for 5,005 steps.
-    "reference": AdaptConfig(objective=SwAVConfig(freeze_prototypes=5005 / _PAPER_STEPS), mask=_PAPER_MASK),
+    "reference": AdaptConfig(
+        objective=SwAVConfig(freeze_prototypes=5005 / _PAPER_STEPS, freeze_steps=5005), mask=_PAPER_MASK, follow="paper"
+    ),
 }

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from ..backbones import Backbone
 from ..data import Images, label_split
 from ..data.identity import identity
+from ..data.splits import unseen
 from ..embedding.vectors import embed
 from ..errors import ConfigError, DivergedRunError, TooFewImagesError
 from ..evaluation import linear_probe_fit
@@ -32,7 +33,8 @@ from ..training import Processes, open_folder
 from ..training.display import StagesDisplay
 from ..training.methods import MethodName, need_peft
 from .adapt_config import AdaptConfig
-from .cells import Cells, Job
+from .cells import DIVERGED, Cells
+from .job import Job
 from .rivals import RivalsRunner
 from .train import TrainConfig, train
 
@@ -131,7 +133,7 @@ class CompareConfig:
         adapt = {key: value for key, value in changes.items() if key in adapting - APART}
         return CompareConfig(
             **own,
-            train=TrainConfig.preset(name, **{"track": (), **train}),
+            train=TrainConfig.preset(name, **{"track": (), "head": "linear", **train}),  # the same for all methods
             adapt=AdaptConfig.preset(name, **{"track": (), **adapt, **({} if steps is None else {"steps": steps})}),
         )
 
@@ -228,7 +230,7 @@ def _check(config: CompareConfig, images: Images) -> None:
         assert images.labels is not None
         for share in config.label_fractions:
             for seed in range(config.seeds):
-                label_split(images.labels, share, seed, stratified=config.train.stratified, classes=images.classes)
+                label_split(images.labels, share, seed, stratified=config.train.stratified)
     # An adaptation holds a fifth of the images out.
     if adapting & set(config.methods) and len(images) - len(images) // 5 < config.adapt.batch_size:
         raise TooFewImagesError(
@@ -243,8 +245,8 @@ class _Runner(Cells[Cell]):
     """Runs cells, and keeps what several of them need: vectors, and masks learned without labels."""
 
     def __init__(self, job: Job, test: Images, config: CompareConfig) -> None:
-        super().__init__(job)
-        self.test, self.config = test, config
+        super().__init__(job.folder, job.display)
+        self.job, self.test, self.config = job, test, config
         self._vectors: dict[str, list[_Part]] = {}
         self._maps: dict[str, FeatureMap] = {}
 
@@ -287,14 +289,14 @@ class _Runner(Cells[Cell]):
         except DivergedRunError as error:  # it would again: a result, too, if a poor one
             with open_folder(self.place(cell), True, Processes()) as folder:
                 assert folder is not None
-                folder.write_json(RunFile.RESULT, {"method": cell.method, "diverged": error.what})
+                folder.write_json(RunFile.RESULT, {"method": cell.method, DIVERGED: error.what})
             self.job.display.say(f"{cell.name}: {error.what}")
 
     def _self_mask(self, which: str, seed: int) -> int:
         """Adapt to all training images without labels, or take what is there; the bytes of the mask."""
         if which not in self._vectors:
             backbone = self.job.load()
-            result = self.adapted(backbone, self.config.adaptation(seed), self.job.folder / which)
+            result = self.job.adapted(backbone, self.config.adaptation(seed), self.job.folder / which)
             self._vectors[which] = self._embedded(result.model, backbone.preprocessing)
         return (self.job.folder / which / RunFile.MASK).stat().st_size
 
@@ -320,9 +322,8 @@ class _Runner(Cells[Cell]):
             train, test = (part._replace(vectors=whiten(part.vectors)) for part in (train, test))
             mask_bytes += len(whiten.as_bytes())
         # Of all labels, those of unreadable images included: every method is to see the same.
-        split = label_split(
-            self.job.images.labels or [], cell.share, cell.seed, stratified=self.config.train.stratified
-        )
+        labels = self.job.images.labels or []
+        split = label_split(labels, cell.share, cell.seed, stratified=self.config.train.stratified)
         wanted = set(split)
         chosen = [row for row, number in enumerate(train.numbers) if number in wanted]
         probe = linear_probe_fit(train.vectors[chosen], train.labels[chosen])
@@ -332,6 +333,7 @@ class _Runner(Cells[Cell]):
         return {
             "method": cell.method,
             "labels": len(chosen),
+            "unseen_classes": [classes[number] for number in unseen(labels, split)],
             "seed": cell.seed,
             # What such a head takes as a file, in the same 16 bits as those of other methods.
             "accuracy": float(right.double().mean()),

@@ -28,8 +28,9 @@ from ..preprocessing import Preprocessing, preprocessing_for
 from ..report.rivals import RivalCell
 from ..training import Processes, open_folder
 from .adapt_config import AdaptConfig, AdaptMethod
-from .cells import Cells, Job
+from .cells import Cells
 from .evaluate import features_of
+from .job import Job
 
 ADABN = "adabn"
 _ENOUGH = 4096  # images that batch-norm statistics are taken of
@@ -44,8 +45,8 @@ class RivalsRunner(Cells[RivalCell]):
     """
 
     def __init__(self, job: Job, test: Images | None, config: AdaptConfig) -> None:
-        super().__init__(job)
-        self.test, self.config = test, config
+        super().__init__(job.folder, job.display)
+        self.job, self.test, self.config = job, test, config
 
     def cost(self, cell: RivalCell) -> int:
         if cell.method not in get_args(AdaptMethod):
@@ -74,7 +75,7 @@ class RivalsRunner(Cells[RivalCell]):
             return backbone.model, {"bytes": 0}
         out = self.job.folder / "adapted" / cell.name
         config = self.config.changed(method=cast(AdaptMethod, cell.method), seed=cell.seed)
-        result = self.adapted(backbone, config, out, report=False)
+        result = self.job.adapted(backbone, config, out, report=False)
         file = out / (RunFile.MASK if cell.method == "mask" else RunFile.TUNED)
         said = ("quality_before", "quality_after", "gain", "gain_error", "best_step", "kept")
         numbers = {name: result.result.get(name) for name in said}

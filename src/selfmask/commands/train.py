@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, Self, get_args
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +28,7 @@ from ..preprocessing import Preprocessing, preprocessing_for
 from ..training.config import RunConfig, preset_named
 from ..training.display import Display
 from ..training.loop import ParameterGroup
-from ..training.methods import Learner, MethodName, prepare
+from ..training.methods import Follow, Learner, MethodName, prepare
 from ..training.processes import Processes
 from ..training.run import Recipe, Run, run, score_group, weighted_layers
 from ..training.seeds import derive
@@ -56,6 +56,13 @@ class TrainConfig(RunConfig):
     stratified: draw the same share of labels from every class, instead of drawing uniformly from all images.
     lr: learning rate of what the method trains; the default depends on the method. For a mask with `per_tensor`, the
         distance that the scores of all layers together travel over the run.
+    weight_decay: weight decay of heads and of fully trained weights; scores never decay. The default depends on the
+        method.
+    warmup: share of the run in which learning rates rise linearly; they then follow a cosine to 0. The default depends
+        on the method.
+    follow: defaults of the method: ours, or those of the paper. Its full fine-tuning trains the weights that a mask
+        would select and the head, with the rate and the decay that it has for the kind of ResNet (for other networks,
+        those of a ResNet-18), and its masks have a warm-up.
     rank: rank of the LoRA matrices.
     views: augmented views of each training image; `size` is that of the run.
     """
@@ -67,13 +74,16 @@ class TrainConfig(RunConfig):
     stratified: bool = True
     head_lr: float = 0.1
     rank: int = 8
+    follow: Follow = "ours"
+    weight_decay: float = None  # type: ignore[assignment]  # decided by `resolved`, as is the next
+    warmup: float = None  # type: ignore[assignment]
     views: ViewsConfig = ONE_VIEW
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.rank < 1:
             raise ConfigError("rank is out of range", expected="1 or more", found=self.rank)
-        for name, allowed in (("method", MethodName), ("head", HeadName)):
+        for name, allowed in (("method", MethodName), ("head", HeadName), ("follow", Follow)):
             if getattr(self, name) not in get_args(allowed):
                 raise ConfigError(f"unknown {name}", expected=", ".join(get_args(allowed)), found=getattr(self, name))
         if not 0 < self.label_fraction <= 1:
@@ -85,16 +95,29 @@ class TrainConfig(RunConfig):
         if self.head == "masked" and self.method != "mask":
             raise ConfigError("a masked head needs the method mask", found=self.method, todo="use --head linear")
 
-    @property
-    def rate(self) -> float:
-        """The learning rate of what the method trains; with the method linear, that is the head."""
-        if self.lr is not None:
-            return self.lr
+    def resolved(self, model: nn.Module) -> Self:
+        """With everything decided that depends on the method, and in the paper on the backbone."""
+        own = self._defaults(model)
+        # The paper's full fine-tuning has one rate for all that learns.
+        head_lr = own.lr if self.follow == "paper" and self.method == "full" else self.head_lr
+        return dataclasses.replace(
+            self,
+            lr=own.lr if self.lr is None else self.lr,
+            weight_decay=own.weight_decay if self.weight_decay is None else self.weight_decay,
+            warmup=own.warmup if self.warmup is None else self.warmup,
+            head_lr=head_lr,
+        )
+
+    def _defaults(self, model: nn.Module) -> _Defaults:
         if self.method == "linear":
-            return self.head_lr
-        if self.head == "clip-text" and self.method == "mask" and not self.per_tensor:
-            return _CLIP_RATE
-        return _RATES[self.per_tensor][self.method]
+            return _Defaults(self.head_lr)
+        if self.follow == "paper" and not self.per_tensor:
+            if self.method == "full":
+                kinds = {type(module).__name__ for module in model.modules()}
+                return _PAPER_FULL["Bottleneck" if "Bottleneck" in kinds else "BasicBlock"]
+            if self.method == "mask":
+                return _PAPER_MASK[self.head == "clip-text"]
+        return _Defaults(_RATES[self.per_tensor][self.method])
 
     @staticmethod
     def preset(name: str, **changes: Any) -> TrainConfig:
@@ -103,13 +126,22 @@ class TrainConfig(RunConfig):
         return config.changed(**changes)
 
 
+class _Defaults(NamedTuple):
+    """What a method has where nothing is said."""
+
+    lr: float
+    weight_decay: float = 0.0
+    warmup: float = 0.0
+
+
 # By whether `per_tensor` is set, which masks alone use: a distance in the whole run, and not a rate, is given there.
 _RATES: Mapping[bool, Mapping[str, float]] = {
     False: {"mask": 50.0, "full": 0.15, "lora": 0.1, "bitfit": 0.1},
     True: {"mask": 60.0, "full": 0.01, "lora": 0.02, "bitfit": 0.1},
 }
 
-_CLIP_RATE = 10.0  # of the paper's masks of CLIP
+_PAPER_MASK = {False: _Defaults(50.0, warmup=40 / 150), True: _Defaults(10.0)}  # by whether it is of CLIP
+_PAPER_FULL = {"BasicBlock": _Defaults(0.001, 5e-4), "Bottleneck": _Defaults(0.15, 1e-6)}  # by the blocks of the ResNet
 _PAPER_VIEWS = dataclasses.replace(ONE_VIEW, large_scale=(1.0, 1.0), jitter=(0.4, 0.4, 0.4, 0.4), solarise_p=0.2)
 
 PRESETS: Mapping[str, TrainConfig] = {
@@ -126,12 +158,29 @@ PRESETS: Mapping[str, TrainConfig] = {
         mask=MaskConfig(norm="anchored"),
     ),
     "paper": TrainConfig(
-        epochs=150, warmup=40 / 150, views=_PAPER_VIEWS, head_lr=0.15, mask=MaskConfig(select="paper")
+        epochs=150,
+        views=_PAPER_VIEWS,
+        head_lr=0.15,
+        mask=MaskConfig(select="paper", alpha_of="projection"),
+        follow="paper",
+    ),
+    # The released command: the head is random, frozen and masked.
+    "reference": TrainConfig(
+        epochs=150,
+        views=_PAPER_VIEWS,
+        head="masked",
+        mask=MaskConfig(select="paper", alpha_of="projection"),
+        follow="paper",
     ),
 }
 _CLIP_PRESETS = {
     **PRESETS,
-    "paper": TrainConfig(epochs=32, views=_PAPER_VIEWS, mask=MaskConfig(select="paper-vit")),
+    "paper": TrainConfig(
+        epochs=32, views=_PAPER_VIEWS, mask=MaskConfig(select="paper-vit", alpha_of="projection"), follow="paper"
+    ),
+    "reference": TrainConfig(
+        epochs=32, views=_PAPER_VIEWS, mask=MaskConfig(select="reference-vit", alpha_of="projection"), follow="paper"
+    ),
 }
 
 
@@ -161,6 +210,7 @@ def train(
     preprocessing: Preprocessing | None = None,
     about: Mapping[str, Any] | None = None,
     max_bad: float = 0.05,
+    report: bool = True,
     display: Display | None = None,
 ) -> TrainResult:
     """Train a mask, or a baseline method, with the labels of `images`; measure accuracy on `test`, if given.
@@ -183,7 +233,7 @@ def train(
         head=head,
         given=preprocessing,
         name=about["backbone"],
-        report=out is not None,
+        report=report and out is not None,
     )
     done = run(recipe, out=out, resume=resume, about=about, max_bad=max_bad, display=display)
     assert isinstance(done.objective, Supervised)
@@ -222,12 +272,13 @@ class Supervision(Recipe):
         if self.head is not None and self.head.classes != self.classes:
             raise HeadError("the head was made for other classes", expected=self.classes, found=self.head.classes)
         _check_head(self.config, self.head)
-        self.chosen = chosen_images(self.all_images, self.config, self.classes)
+        self.chosen = chosen_images(self.all_images, self.config)
         return self.chosen
 
     def learner(self) -> Learner:
         self.fingerprint = Fingerprints().of(state_of(self.model).stored)  # before a method changes it
-        learner = prepare(self.model, self.config.method, self.config.mask, self.config.rank)
+        self.config = config = self.config.resolved(self.model)
+        learner = prepare(self.model, config.method, config.mask, config.rank, config.follow)
         if learner.masked is not None:
             learner.masked.preprocessing, learner.masked.base_name = self.preprocessing, self.name
         return learner
@@ -246,8 +297,15 @@ class Supervision(Recipe):
     def objective(self, run: Run) -> Objective:
         """Cross-entropy with the head; the frozen backbone is measured on the way, before anything has learned."""
         vectors, self.labels = _vectors(run.learner.frozen, self.chosen, self.preprocessing)
-        tested = [] if self.test is None else self.test.labels or []
-        check_left(set(self.labels.tolist()), set(tested), self.classes)
+        drawn = set(self.chosen.labels or [])
+        tested = set() if self.test is None else set(self.test.labels or [])
+        check_left(set(self.labels.tolist()), tested & drawn, self.classes)
+        self.unseen = [self.classes[number] for number in sorted(set(self.all_images.labels or []) - drawn)]
+        if self.unseen:
+            run.display.say(
+                f"{len(self.unseen):,} of {len(self.classes):,} classes have no label in this draw and cannot be "
+                "learned; --stratified draws labels from every class"
+            )
         # From the same labels: a probe of the frozen backbone, or what a head knows without any training.
         probe = linear_probe_fit(vectors, self.labels) if self.head is None else None
         if self.test is not None:
@@ -269,11 +327,11 @@ class Supervision(Recipe):
         if learner.masked is not None:
             groups.append(self._scores(learner.masked, run.steps))
         elif learner.parameters:
-            groups.append(ParameterGroup(learner.parameters, config.rate, config.weight_decay))
+            groups.append(ParameterGroup(learner.parameters, self._rate, config.weight_decay))
         if isinstance(head, MaskedHead):
             groups.append(self._scores(head.masked, run.steps))
         elif own := list(head.parameters()):
-            rate = config.rate if config.method == "linear" else config.head_lr
+            rate = self._rate if config.method == "linear" else config.head_lr
             groups.append(ParameterGroup(own, rate, config.weight_decay))
         return groups
 
@@ -281,7 +339,12 @@ class Supervision(Recipe):
         # Layers share the distance: few labels soon agree with a mask that changes much of a deep network, and no gate
         # looks after it.
         share = weighted_layers(masked) if self.config.per_tensor else 1
-        return score_group(masked, self.config, self.config.rate / share, steps)
+        return score_group(masked, self.config, self._rate / share, steps)
+
+    @property
+    def _rate(self) -> float:
+        assert self.config.lr is not None  # it is resolved
+        return self.config.lr
 
     def leaves(self) -> list[str]:
         return [self._file]
@@ -302,8 +365,10 @@ class Supervision(Recipe):
             "steps": run.steps,
             "seed": self.config.seed,
             "base_bytes": self.base_bytes,
+            "trained": sum(parameter.numel() for parameter in learner.parameters),
             "labels": len(self.labels),
             "classes": len(self.classes),
+            "unseen_classes": self.unseen,
             **self.numbers,
             "loss": run.folder.last_loss,
         }
@@ -377,11 +442,10 @@ def _classes(images: Images, test: Images | None) -> list[str]:
     return images.classes or [str(number) for number in range(max(images.labels) + 1)]
 
 
-def chosen_images(images: Images, config: TrainConfig, classes: Sequence[str]) -> Images:
+def chosen_images(images: Images, config: TrainConfig) -> Images:
     """The images whose labels may be learned from."""
     labels = images.labels or []
-    chosen = label_split(labels, config.label_fraction, config.seed, stratified=config.stratified, classes=classes)
-    return SomeImages(images, chosen)
+    return SomeImages(images, label_split(labels, config.label_fraction, config.seed, stratified=config.stratified))
 
 
 def _kind(head: Head) -> str:

@@ -11,10 +11,11 @@ import numpy as np
 from torch.utils.data import Dataset
 
 from ..errors import BadImageError, ConfigError, EvaluationError, LabelsError, MalformedDataError
-from . import Images, SomeImages, label_split, open_images
+from . import Images, SomeImages, open_images
 from .images import MAX_PIXELS
 from .labels import matched
 from .sources import ArrayImages, FileImages, JoinedImages
+from .splits import of_each_class
 
 LearnedSplit = Literal["train", "all"]
 """What may be learned from: all but test images, or those, too."""
@@ -52,7 +53,7 @@ def open_split(data: str, *, max_pixels: int = MAX_PIXELS) -> Split:
 
 def set_apart(images: Images) -> tuple[Images, Images]:
     """By labels alone, and before anything is read, so that every command divides the same source alike."""
-    learned = label_split(matched(images, images).train, _LEARNED, seed=0)
+    learned = of_each_class(matched(images, images).train, _LEARNED, seed=0)
     tested = sorted({*range(len(images))} - {*learned})
     if not tested:
         raise LabelsError("no images are left for testing", expected="more images of each class", found=len(images))

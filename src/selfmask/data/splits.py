@@ -5,24 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from ..errors import LabelsError
 
 
-def label_split(
-    labels: Sequence[int],
-    fraction: float,
-    seed: int,
-    *,
-    stratified: bool = True,
-    classes: Sequence[str] | None = None,
-) -> list[int]:
-    """The numbers of a random `fraction` of the images, in ascending order.
+def label_split(labels: Sequence[int], fraction: float, seed: int, *, stratified: bool = True) -> list[int]:
+    """The numbers of a random `fraction` of the images, in ascending order: round(fraction * n) of n.
 
-    stratified: that share of every class, and at least one image of each. Otherwise uniform over all images, as the
-    paper's code did; a choice that leaves a class without an image is refused, as nothing could learn that class.
-    The seed alone decides; of one seed, the images of a smaller share are among those of a larger one. `classes`, the
-    names of the numbers, are for what an error says.
+    stratified: as near to that share of every class as whole images allow, and at least one image of each (so never
+    fewer images than classes). Otherwise uniform over all images, as the paper's code drew them: where labels are few,
+    classes may be without any; `unseen` tells which.
+    The seed alone decides; of one seed, the images of a smaller share are among those of a larger one.
     """
     if not 0 < fraction <= 1:
         raise LabelsError("the share of labels is out of range", expected="a share above 0, at most 1", found=fraction)
@@ -30,24 +24,38 @@ def label_split(
         raise LabelsError("there are no labels to choose from")
     numbers = np.asarray(labels)
     random = np.random.default_rng(seed)
+    count = max(1, round(fraction * len(numbers)))
     if stratified:
-        members = [np.flatnonzero(numbers == label) for label in np.unique(numbers)]
-        chosen = np.concatenate([random.permutation(own)[: _count(fraction, len(own))] for own in members])
+        members = _by_class(numbers, random)
+        # Image k of a class with n images is due when the share reaches (k + 1/2) / n; the first of each class at once.
+        # What is due at the same time comes in random order, so that no class is favoured.
+        due = np.concatenate([(np.arange(len(own)) + 0.5) / len(own) for own in members])
+        due[np.cumsum([0, *map(len, members[:-1])])] = 0
+        order = np.concatenate(members)[np.lexsort((random.permutation(len(due)), due))]
+        chosen = order[: max(count, len(members))]
     else:
-        chosen = random.permutation(len(numbers))[: _count(fraction, len(numbers))]
-        if missing := sorted(set(numbers.tolist()) - set(numbers[chosen].tolist())):
-            raise _no_image([str(label) if classes is None else classes[label] for label in missing], fraction, seed)
+        chosen = random.permutation(len(numbers))[:count]
+    if len(set(numbers[chosen].tolist())) < min(2, len(set(numbers.tolist()))):
+        raise LabelsError(
+            f"a share of {fraction:g} of the labels leaves one class",
+            expected="labels of two or more classes",
+            found=f"seed {seed} draws {len(chosen):,} of {len(numbers):,} labels",
+            todo="draw the same share from every class (--stratified), or use a larger share or another seed",
+        )
     return [int(number) for number in np.sort(chosen)]
 
 
-def _count(fraction: float, size: int) -> int:
-    return max(1, round(fraction * size))
+def of_each_class(labels: Sequence[int], fraction: float, seed: int) -> list[int]:
+    """The numbers of a random `fraction` of each class, rounded by itself, and at least one image."""
+    members = _by_class(np.asarray(labels), np.random.default_rng(seed))
+    return sorted(int(number) for own in members for number in own[: max(1, round(fraction * len(own)))])
 
 
-def _no_image(missing: list[str], fraction: float, seed: int) -> LabelsError:
-    return LabelsError(
-        f"a share of {fraction:g} of the labels leaves some classes without images",
-        expected="at least one image of every class",
-        found=f"seed {seed} leaves out {len(missing):,}: {', '.join(missing[:10])}{' ...' if missing[10:] else ''}",
-        todo="draw the same share from every class (--stratified), or use a larger share or another seed",
-    )
+def _by_class(numbers: npt.NDArray[np.int_], random: np.random.Generator) -> list[npt.NDArray[np.int_]]:
+    """The numbers of the images of each class, in random order."""
+    return [random.permutation(np.flatnonzero(numbers == label)) for label in np.unique(numbers)]
+
+
+def unseen(labels: Sequence[int], chosen: Sequence[int]) -> list[int]:
+    """The classes of which no image was chosen: nothing can learn to predict them."""
+    return sorted(set(labels) - {labels[number] for number in chosen})

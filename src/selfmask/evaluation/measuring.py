@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from ..data.splits import label_split
+from ..data.splits import label_split, unseen
 from .feature_map import MAX_WIDTH, FeatureMap
 from .inputs import OnProgress
 from .metrics import Scores, interval, score
@@ -42,8 +42,9 @@ class Evaluation:
     """All numbers of an evaluation. `results` are by key (`protocols.measures`), then by variant: "frozen", and "mask"
     if there is one, and the same with a map: "frozen+map".
 
-    labelled_images: how many training images had a label, the same for every seed. left_out: images that could not be
-    read. seeds: how many there were: with all labels nothing is random, and there is one.
+    labelled_images: how many training images had a label, the same for every seed. unseen: how many classes had none,
+    for each seed. left_out: images that could not be read. seeds: how many there were: with all labels nothing is
+    random, and there is one.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Evaluation:
     train_images: int
     test_images: int
     labelled_images: int
+    unseen: list[int]
     left_out: int
     divided: bool
     settings: Settings
@@ -142,6 +144,7 @@ def evaluate(
         train_images=len(features.labels),
         test_images=images,
         labelled_images=len(splits[0]),
+        unseen=[len(unseen(features.labels.tolist(), split)) for split in splits],
         left_out=features.left_out,
         divided=features.divided,
         settings=settings,
@@ -157,7 +160,7 @@ def label_splits(features: Features, settings: Settings) -> list[list[int]]:
     if settings.label_fraction == 1:
         return [list(range(len(labels)))]
     return [
-        label_split(labels, settings.label_fraction, seed, stratified=settings.stratified, classes=features.classes)
+        label_split(labels, settings.label_fraction, seed, stratified=settings.stratified)
         for seed in range(settings.seeds)
     ]
 

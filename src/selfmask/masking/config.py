@@ -23,16 +23,19 @@ class MaskConfig:
     mu: threshold of the scores. The paper proves that tuning the learning rate makes tuning this and `s0` unnecessary.
     s0: initial value of the scores.
     active_share: share of active weights under the top-k rules.
-    score_init: initialisation of the scores: constant (`s0`) or kaiming; by default kaiming for topk, otherwise
-        constant.
+    share_every: when the share of progressive_topk falls: step, or epoch as in the paper.
+    score_init: initialisation of the scores: constant (`s0`) or kaiming; by default constant for threshold, kaiming for
+        the top-k rules.
     select: parameters to mask: auto, late (auto without the first quarter of the layers), paper (paper-resnet or
-        paper-vit, as the network is), paper-resnet, paper-vit, all, stages:A-B (0 is the stem), or glob patterns of
-        parameter names.
+        paper-vit, as the network is), paper-resnet, paper-vit, reference-vit (and CLIP's projection), all, stages:A-B
+        (0 is the stem), or glob patterns of parameter names.
     exclude: glob patterns of parameter names to leave unmasked.
     fraction: share of each tensor's weights that carry a score; the others stay active and take no storage.
     fraction_by: how the weights that carry a score are chosen if `fraction` is below 1: random (by the mask's seed) or
         magnitude (the largest).
     seed: seed for the random choice of weights and for Kaiming initialisation.
+    alpha_of: what has a rescaling factor alpha of its own: tensor, or projection (queries, keys and values in one
+        tensor count as three, as they do where a network keeps them apart).
     detach_alpha: ignore the rescaling factor alpha in the gradient; by default the gradient is the total derivative
         dL/dM.
     norm: handling of batch-norm statistics: adapt (updated in train mode), frozen, recalibrate (as adapt, then
@@ -44,12 +47,14 @@ class MaskConfig:
     mu: float = 0.0
     s0: float = 1.0
     active_share: float = 0.5
+    share_every: Literal["step", "epoch"] = "step"
     score_init: ScoreInit | None = None
     select: str | Sequence[str] = "auto"
     exclude: Sequence[str] = ()
     fraction: float = 1.0
     fraction_by: FractionBy = "random"
     seed: int = 0
+    alpha_of: Literal["tensor", "projection"] = "tensor"
     detach_alpha: bool = False
     norm: NormPolicy = "adapt"
 
@@ -57,6 +62,8 @@ class MaskConfig:
         _one_of("rule", self.rule, list(RULES))
         _one_of("fraction_by", self.fraction_by, get_args(FractionBy))
         _one_of("norm", self.norm, get_args(NormPolicy))
+        _one_of("alpha_of", self.alpha_of, ("tensor", "projection"))
+        _one_of("share_every", self.share_every, ("step", "epoch"))
         if self.score_init is None:
             object.__setattr__(self, "score_init", RULES[self.rule].score_init)
         _one_of("score_init", self.score_init, get_args(ScoreInit))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -13,6 +14,8 @@ import torch
 from torch import Tensor
 
 Bits = npt.NDArray[np.uint8]
+Scales = tuple[float, ...]
+"""1 / alpha of a tensor, or of each of its equal parts, which lie one below the other."""
 
 
 @cache
@@ -39,9 +42,15 @@ def inverse_alpha(active: int, n: int) -> float:
     return (n / active) ** 0.5 if active else 0.0
 
 
-def apply_mask_(mask: Tensor, weight: Tensor, inv_alpha: float) -> Tensor:
+def apply_mask_(mask: Tensor, weight: Tensor, scales: Scales) -> None:
     """Turn a mask of zeros and ones, in place, into W * M / alpha: one pass over the memory."""
-    return torch.addcmul(_zero(mask.device, mask.dtype), weight, mask, value=inv_alpha, out=mask)
+    zero = _zero(mask.device, mask.dtype)
+    for part, own, inv_alpha in zip(_divided(mask, scales), _divided(weight, scales), scales, strict=True):
+        torch.addcmul(zero, own, part, value=inv_alpha, out=part)
+
+
+def _divided(tensor: Tensor, scales: Scales) -> Sequence[Tensor]:
+    return (tensor,) if len(scales) == 1 else tensor.chunk(len(scales))
 
 
 def unpack_mask_(packed: Bits, chosen: Tensor | None, out: Tensor) -> None:
@@ -92,10 +101,10 @@ class EffectiveWeight:
             assert self.buffer is not None
             return self.buffer
 
-    def finish(self, score: Tensor | None, weight: Tensor, inv_alpha: float, detach_alpha: bool) -> Tensor:
+    def finish(self, score: Tensor | None, weight: Tensor, scales: Scales, detach_alpha: bool) -> Tensor:
         """Tie the effective weight in the buffer to `score`, where a gradient is wanted."""
         assert self.buffer is not None
-        output = self.buffer if score is None else _StraightThrough.apply(score, weight, self, inv_alpha, detach_alpha)
+        output = self.buffer if score is None else _StraightThrough.apply(score, weight, self, scales, detach_alpha)
         with _changing:
             self.output, self.pending = output, score is not None
         return output
@@ -124,12 +133,12 @@ class _StraightThrough(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, score: Tensor, weight: Tensor, slot: EffectiveWeight, inv_alpha: float, detach_alpha: bool
+        ctx: Any, score: Tensor, weight: Tensor, slot: EffectiveWeight, scales: Scales, detach_alpha: bool
     ) -> Tensor:
         assert slot.buffer is not None
         # Kept as attributes, since saved tensors are freed by the first backward and several losses may share
         # this node. Nothing is copied: the base weight is there already, and the buffer is what we return.
-        ctx.weight, ctx.buffer, ctx.inv_alpha, ctx.detach_alpha = weight, slot.buffer, inv_alpha, detach_alpha
+        ctx.weight, ctx.buffer, ctx.scales, ctx.detach_alpha = weight, slot.buffer, scales, detach_alpha
         ctx.time = slot.times_used
         # Weak, because the slot holds the output, which holds this node: the loop would never be collected.
         ctx.slot = weakref.ref(slot)
@@ -139,15 +148,21 @@ class _StraightThrough(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         # dL/dM_i = g_i w_i / alpha - (sum_j g_j w_j m_j) / (2 N alpha^3); the second term is alpha's share.
-        weight, slot = ctx.weight, ctx.slot()
+        # Where every weight is off there is no such alpha; one weight alone would have sqrt(1 / N), and with that the
+        # scores can find their way back.
+        weight, slot, scales = ctx.weight, ctx.slot(), ctx.scales
         effective = ctx.buffer if slot is None else slot.held(ctx.buffer, ctx.time)
-        if ctx.detach_alpha:
-            offset = _zero(grad.device, grad.dtype)
-        else:
-            offset = _dot(grad, effective).mul_(-(ctx.inv_alpha**2) / (2 * weight.numel()))
         # Fresh memory costs more than the arithmetic: a gradient that nobody else holds is written over.
-        into = grad if _is_ours_alone(grad) and grad.stride() == weight.stride() else None
-        grad_mask = torch.addcmul(offset.to(grad.dtype), grad, weight, value=ctx.inv_alpha, out=into)
+        into = grad if _is_ours_alone(grad) and grad.stride() == weight.stride() else torch.empty_like(grad)
+        parts = zip(scales, *(_divided(each, scales) for each in (weight, grad, effective, into)), strict=True)
+        for scale, own, gradient, product, out in parts:
+            inv_alpha = scale or own.numel() ** 0.5
+            if ctx.detach_alpha:
+                offset = _zero(grad.device, grad.dtype)
+            else:
+                offset = _dot(gradient, product).mul_(-(inv_alpha**2) / (2 * own.numel())).to(grad.dtype)
+            torch.addcmul(offset, gradient, own, value=inv_alpha, out=out)
+        grad_mask = into
         if slot is not None:
             slot.used_up(ctx.buffer, ctx.time)
         return grad_mask.float(), None, None, None, None

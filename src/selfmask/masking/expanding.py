@@ -9,12 +9,14 @@ from torch import Tensor
 
 from ..maskfile import PackedMask, unpack_bits
 from .config import MaskConfig
-from .effective import EffectiveWeight, apply_mask_, count_ones, inverse_alpha, unpack_mask_
+from .effective import EffectiveWeight, Scales, apply_mask_, count_ones, inverse_alpha, unpack_mask_
+from .layers import projections_in
 from .rules import write_mask
 
 Weights = Mapping[str, Tensor]
-Write = Callable[[Weights, Weights], dict[str, float]]
-"""Writes the effective weight of every tensor, given first, into the memory given second; returns 1 / alpha of each."""
+Write = Callable[[Weights, Weights], dict[str, Scales]]
+"""Writes the effective weight of every tensor, given first, into the memory given second; returns 1 / alpha of each, or
+of each of its equal parts, which lie one below the other."""
 
 
 class EffectiveWeights:
@@ -53,27 +55,39 @@ class EffectiveWeights:
 
 def write_scored(
     scores: Weights, config: MaskConfig, progress: float, chosen: Weights, weights: Weights, blank: Weights
-) -> dict[str, float]:
+) -> dict[str, Scales]:
     """`Write` the mask that these scores give at this point of training."""
-    counts = []
+    counts, parts = [], {name: _parts(name, out, config.alpha_of) for name, out in blank.items()}
     for name, out in blank.items():
         write_mask(scores[name], config, progress, chosen.get(name), out)
-        counts.append(count_ones(out))
+        counts += [count_ones(part) for part in out.chunk(parts[name])]
     # One transfer for all counts: on a GPU each would wait for the device.
-    number_on = torch.stack(counts).tolist()
-    inverse = {name: inverse_alpha(on, blank[name].numel()) for name, on in zip(blank, number_on, strict=True)}
+    number_on = iter(torch.stack(counts).tolist())
+    inverse = {}
     for name, out in blank.items():
+        size = out.numel() // parts[name]
+        inverse[name] = tuple(inverse_alpha(next(number_on), size) for _ in range(parts[name]))
         apply_mask_(out, weights[name], inverse[name])
     return inverse
 
 
-def write_packed(mask: PackedMask, weights: Weights, blank: Weights) -> dict[str, float]:
+def write_packed(mask: PackedMask, weights: Weights, blank: Weights) -> dict[str, Scales]:
     """`Write` a loaded mask."""
-    inverse = {}
+    inverse: dict[str, Scales] = {}
     for name, out in blank.items():
         weight, flags = weights[name], mask.chosen.get(name)
         chosen = None if flags is None else unpack_bits(flags, weight.numel()).view(weight.shape)
-        inverse[name] = inverse_alpha(mask.active[name] + weight.numel() - mask.sizes[name], weight.numel())
         unpack_mask_(mask.bits[name], chosen, out)
+        parts = _parts(name, out, mask.config.get("alpha_of"))
+        if parts == 1:
+            on = [mask.active[name] + weight.numel() - mask.sizes[name]]
+        else:
+            on = torch.stack([count_ones(part) for part in out.chunk(parts)]).tolist()
+        inverse[name] = tuple(inverse_alpha(count, weight.numel() // parts) for count in on)
         apply_mask_(out, weight, inverse[name])
     return inverse
+
+
+def _parts(name: str, weight: Tensor, alpha_of: str | None) -> int:
+    """How many parts of a tensor have an alpha of their own."""
+    return projections_in(name, len(weight)) if alpha_of == "projection" else 1

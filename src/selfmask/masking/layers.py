@@ -1,11 +1,20 @@
-"""Which tensors make up one layer: an attention has its queries, keys and values in one tensor, in two or in three."""
+"""An attention has its queries, keys and values in one tensor, in two or in three: which tensors make up one layer, and
+how many projections one tensor holds."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
 
+_FUSED = re.compile(r"(?:^|\.)(?:in_proj_weight|in_proj_bias|(?:to_|w)?(q?kv)(?:_proj)?\.(?:weight|bias))$")
 _PART = re.compile(r"(?:to_|linear_|lin_|w)?(?:q|k|v|kv|query|key|value)(?:_proj|_lin|_linear)?(_weight|_bias)?")
+
+
+def projections_in(name: str, rows: int) -> int:
+    """How many projections a tensor with so many rows holds one below the other: 3 where q, k and v are fused."""
+    match = _FUSED.search(name)
+    count = 1 if match is None else 2 if match[1] == "kv" else 3
+    return count if rows % count == 0 else 1
 
 
 def layers_of(names: Iterable[str]) -> list[list[str]]:

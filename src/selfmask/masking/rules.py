@@ -83,6 +83,7 @@ class ProgressiveTopK(Rule):
     """Top-k whose share falls from 1 to `active_share` as training progresses."""
 
     name = "progressive_topk"
+    score_init = "kaiming"
 
     def write(self, scores: Tensor, config: RuleSettings, progress: float, out: Tensor) -> None:
         share = 1 + (config.active_share - 1) * progress

@@ -22,7 +22,8 @@ _CONVOLUTIONS = nn.modules.conv._ConvNd
 # bias_k and bias_v of nn.MultiheadAttention are learned tokens, not weights.
 _ATTENTION = {"in_proj_weight", "in_proj_bias", "q_proj_weight", "k_proj_weight", "v_proj_weight"}
 _EMBEDDING = re.compile(r"(?:^|_)embed(?:ding)?s?\d*$")  # patch_embed, embeddings; not embedder
-_NAMED = ("auto", "late", "paper", "paper-resnet", "paper-vit", "all")
+_NAMED = ("auto", "late", "paper", "paper-resnet", "paper-vit", "reference-vit", "all")
+_PROJECTION = re.compile(r"(?:^|\.)(?:proj|visual_projection\.weight)$")  # of CLIP, in open_clip and in transformers
 _EARLY = 4  # the first of so many parts of the layers is early
 
 
@@ -82,6 +83,8 @@ def _select(model: nn.Module, config: MaskConfig) -> list[str]:
         return _paper_resnet(model)
     if select == "paper-vit":
         return _paper_vit(model)
+    if select == "reference-vit":
+        return [*_paper_vit(model), *(name for name in names if _PROJECTION.search(name))]
     if match := _STAGES.fullmatch(select):
         first, last = int(match[1]), int(match[2])
         # The paper's selective masking is of ResNets, where downsample norms count too.

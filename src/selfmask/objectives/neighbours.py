@@ -25,12 +25,11 @@ from torch import Tensor, nn
 
 from ..data.views import ViewsConfig
 from ..errors import ConfigError
-from ..evaluation.whitening import scales
 from .base import Context, Health, Objective, ObjectiveConfig, register
 from .contrast import gathered
+from .principal import whitened, whitening
 from .swav import run_by_size
 
-_FLOOR = 1e-3  # of the mean variance, added to that of each direction before it is divided by
 _OF_FEW = 10  # of so many images, one at most is a neighbour: classes of few images are small
 _CHUNK = 1024  # images whose similarities to all others are in memory at a time
 
@@ -135,25 +134,6 @@ class Neighbours(Objective):
             numbers, vectors = gathered(numbers), gathered(vectors)  # every process has the same bank
             self.bank[numbers] = F.normalize(self.bank[numbers].lerp(vectors, 1 - self.config.keep), dim=1)
         self._seen.clear()
-
-
-def principal(features: Tensor) -> tuple[Tensor, Tensor]:
-    """Variances along the principal directions, the largest first, and these directions as columns."""
-    centred = (features - features.mean(0)).double()
-    values, axes = torch.linalg.eigh(centred.T @ centred / len(centred))
-    return values.flip(0).clamp(min=0).to(features.dtype), axes.flip(1).to(features.dtype)
-
-
-def whitening(features: Tensor, power: float, width: int) -> Tensor:
-    """The matrix whose columns are principal directions, each divided by a power of its standard deviation."""
-    values, axes = principal(features)
-    values, axes = values[:width], axes[:, :width]
-    return axes * scales(values / values.mean(), power, floor=_FLOOR)
-
-
-def whitened(features: Tensor, power: float, width: int) -> Tensor:
-    """Unit vectors of centred features, each principal direction divided by a power of its standard deviation."""
-    return F.normalize((features - features.mean(0)) @ whitening(features, power, width), dim=1)
 
 
 def nearest(vectors: Tensor, count: int) -> Tensor:

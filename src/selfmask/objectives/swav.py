@@ -13,7 +13,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from itertools import groupby
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -22,6 +22,9 @@ from torch import Tensor, nn
 
 from ..errors import ConfigError
 from .base import Context, Health, Number, Objective, ObjectiveConfig, register
+from .principal import whitening
+
+_POWER, _ROUNDS = 0.5, 10  # of whitening, and of k-means, where heads start from data
 
 
 @register
@@ -40,6 +43,9 @@ class SwAVConfig(ObjectiveConfig):
     queue_start: share of the run after which the queue starts to fill (epoch 30 of 150); it is used once it is full.
     freeze_prototypes: share of the run, at the start, in which the prototypes are frozen. The paper's code froze them
         for 5,005 of 117,188 steps (150 epochs of 50,000 images in batches of 64), hence 0.0427.
+    freeze_steps: number of steps in which they are, instead of that share.
+    heads: how the heads start: random as in the paper, or data (the projector half whitens the frozen features, and the
+        prototypes are the centres of clusters of what it makes of them). A short run learns little from random ones.
     """
 
     name = "swav"
@@ -51,14 +57,25 @@ class SwAVConfig(ObjectiveConfig):
     queue_length: int = 3840
     queue_start: float = 0.2
     freeze_prototypes: float = 0.0427
+    freeze_steps: int | None = None
+    heads: Literal["random", "data"] = "random"
 
     def __post_init__(self) -> None:
         self.check_whole(projection=1, prototypes=2, iterations=1, queue_length=0)
         self.check_positive("temperature", "epsilon")
         self.check_share("queue_start", "freeze_prototypes")
+        if self.freeze_steps is not None:
+            self.check_whole(freeze_steps=0)
+        if self.heads not in ("random", "data"):
+            raise ConfigError("heads is not known", expected="random or data", found=self.heads)
 
     def build(self, context: Context) -> SwAV:
-        return SwAV(context.features, self, large_crops=context.large_crops, seed=context.seed)
+        frozen = self.freeze_prototypes if self.freeze_steps is None else min(1.0, self.freeze_steps / context.steps)
+        own = dataclasses.replace(self, freeze_prototypes=frozen)
+        made = SwAV(context.features, own, large_crops=context.large_crops, seed=context.seed)
+        if self.heads == "data":
+            made.start_from(context.frozen_vectors())
+        return made
 
 
 class SwAV(Objective):
@@ -84,6 +101,23 @@ class SwAV(Objective):
         self.register_buffer("queue", torch.zeros(large_crops, config.queue_length, config.projection))
         self.register_buffer("queue_filled", torch.zeros((), dtype=torch.long))
         self._normalise()
+
+    @torch.no_grad()
+    def start_from(self, features: Tensor) -> None:
+        """Begin with heads that suit these features, instead of random ones."""
+        matrix = whitening(features, _POWER, self.config.projection)
+        weight, bias = self.projector.weight, self.projector.bias
+        weight.zero_()
+        weight[: matrix.shape[1]] = matrix.T
+        bias.copy_(-features.mean(0) @ weight.T)
+        vectors = F.normalize(self.projector(features), dim=1)
+        chosen = torch.linspace(0, len(vectors) - 1, self.config.prototypes).long()  # images more than once, if few
+        centres = vectors[chosen]
+        for _ in range(_ROUNDS):  # spherical k-means
+            nearest = (vectors @ centres.T).argmax(1)
+            sums = torch.zeros_like(centres).index_add_(0, nearest, vectors)
+            centres = torch.where(sums.norm(dim=1, keepdim=True) > 0, F.normalize(sums, dim=1), centres)
+        self.prototypes.weight.copy_(centres)
 
     def before_step(self, model: nn.Module, progress: float) -> None:
         """Put the prototypes back on the sphere."""

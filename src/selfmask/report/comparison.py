@@ -104,7 +104,7 @@ def head(comparison: Comparison) -> list[str]:
 
 def markdown(comparison: Comparison) -> str:
     lines = [head(comparison), ["---"] * (2 + len(comparison.shares)), *rows(comparison)]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    return "".join([*(f"| {' | '.join(line)} |\n" for line in lines), *(f"\n{note}\n" for note in notes(comparison))])
 
 
 def draw(comparison: Comparison, path: Path) -> None:
@@ -136,6 +136,18 @@ def draw(comparison: Comparison, path: Path) -> None:
     for axes in (by_share, by_bytes):
         axes.grid(alpha=0.3)
     figure.savefig(path, dpi=130)
+
+
+def notes(comparison: Comparison) -> list[str]:
+    """What the numbers leave out: classes that a draw of labels has none of."""
+    most = dict.fromkeys(comparison.shares, 0)
+    for cell, numbers in comparison.results.items():
+        most[cell.share] = max(most[cell.share], len(numbers.get("unseen_classes", ())))
+    return [
+        f"With {100 * share:g} % of the labels, up to {count:,} classes have none and are never predicted."
+        for share, count in most.items()
+        if count
+    ]
 
 
 def _accuracy(numbers: tuple[float, float | None] | None) -> str:

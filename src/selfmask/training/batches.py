@@ -59,6 +59,11 @@ class Steps(Dataset[Batch]):
     def per_epoch(self) -> int:
         return len(self.among) // self.batch_size
 
+    def progress_by_epoch(self, step: int, steps: int) -> float:
+        """How far training has come, from 0 in the first epoch to 1 in the last; by step, if there is only one."""
+        last = (steps - 1) // self.per_epoch
+        return (step // self.per_epoch) / last if last else step / steps
+
     def __getitem__(self, step: int) -> Batch:
         epoch, place = divmod(step, self.per_epoch)
         numbers = self._order(epoch)[place * self.batch_size : (place + 1) * self.batch_size][self.part]

@@ -98,7 +98,8 @@ def train(
             for group, settings in zip(groups, optimizer.param_groups, strict=True):
                 settings["lr"] = group.lr * factor if progress >= group.start else 0.0
             if isinstance(model, MaskedModel):
-                model.progress = progress
+                by_epoch = model.config.share_every == "epoch"
+                model.progress = batches.progress_by_epoch(step, steps) if by_epoch else progress
 
             objective.before_step(model, progress)
             optimizer.zero_grad()

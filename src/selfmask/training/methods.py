@@ -19,6 +19,8 @@ from ..masking.selection import select_parameters
 from .beside import Beside, Tuned
 
 MethodName = Literal["mask", "full", "linear", "lora", "bitfit"]
+Follow = Literal["ours", "paper"]
+"""Whose choice holds where settings leave it to the method."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,10 +55,11 @@ class Learner:
         return (kept | norm_buffers(model)) if kept else {}
 
 
-def prepare(model: nn.Module, method: MethodName, mask: MaskConfig, rank: int = 8) -> Learner:
+def prepare(model: nn.Module, method: MethodName, mask: MaskConfig, rank: int = 8, follow: Follow = "ours") -> Learner:
     """Make `model` ready to be trained by a method; it may be changed in place.
 
-    mask: of the method "mask"; "lora" puts its matrices, of this rank, beside the weights that such a mask selects.
+    mask: of the method "mask"; "lora" puts its matrices, of this rank, beside the weights that such a mask selects, and
+    "full" trains only those if it is to follow the paper.
     """
     if method == "mask":
         masked = get_masked_model(model, mask)
@@ -68,7 +71,12 @@ def prepare(model: nn.Module, method: MethodName, mask: MaskConfig, rank: int = 
         targets = lora_targets(model, mask, rank)
         add_lora(model, targets, rank)
         return Learner(model, [p for p in model.parameters() if p.requires_grad], targets)
-    names = biases_and_norms(model) if method == "bitfit" else [name for name, _ in model.named_parameters()]
+    if method == "bitfit":
+        names = biases_and_norms(model)
+    elif follow == "paper":
+        names = select_parameters(model, mask)
+    else:
+        names = [name for name, _ in model.named_parameters()]
     chosen = [model.get_parameter(name) for name in names]
     for parameter in chosen:
         parameter.requires_grad_()
@@ -77,11 +85,13 @@ def prepare(model: nn.Module, method: MethodName, mask: MaskConfig, rank: int = 
     return Learner(model, chosen)
 
 
-def prepare_beside(model: nn.Module, method: MethodName, mask: MaskConfig, rank: int = 8) -> Learner:
+def prepare_beside(
+    model: nn.Module, method: MethodName, mask: MaskConfig, rank: int = 8, follow: Follow = "ours"
+) -> Learner:
     """The same without touching the model: what is learned can be compared with it at any time, and given up."""
     if method == "mask":
         return prepare(model, method, mask)
-    own = prepare(copy.deepcopy(model), method, mask, rank)
+    own = prepare(copy.deepcopy(model), method, mask, rank, follow)
     return Learner(Tuned(model, own.model, mask), own.parameters, own.targets)
 
 

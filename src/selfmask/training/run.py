@@ -242,6 +242,8 @@ def run(
         if beside is not None and guard is None and beside.config.norm in ("anchored", "recalibrate"):
             beside.recalibrate(current.reference)
         current.learner = learner = recipe.settled(current)
+        if (masked := learner.masked) is not None and (off := all_off(masked)):
+            display.say(f"warning: every weight is off in {', '.join(off[:3])}{' and more' if off[3:] else ''}")
         learner.model.eval()
         objective.eval()
         result, log = {}, list[dict[str, Any]]()
@@ -249,6 +251,8 @@ def run(
             result, log = folder.result or {}, folder.read_log()
             if not result or not all((folder.path / name).exists() for name in recipe.leaves()):
                 result = recipe.finish(current)
+                if learner.masked is not None:
+                    result["all_off"] = all_off(learner.masked)
                 if store.bad:
                     folder.write_json(RunFile.BAD_IMAGES, dict(store.bad))
                 folder.write_json(RunFile.RESULT, result)  # last: where that is, the run is finished
@@ -292,6 +296,11 @@ def decoded(images: Images, size: int, max_bad: float, display: Display, folder:
             todo="check the folder; use at least a few hundred different images",
         )
     return store
+
+
+def all_off(masked: MaskedModel) -> list[str]:
+    """The tensors of which no weight is left: what they compute is lost, which no loss need show."""
+    return [name for name, share in masked.sparsity().items() if share == 0]
 
 
 def score_group(masked: MaskedModel, config: RunConfig, lr: float, steps: int, start: float = 0.0) -> ParameterGroup:
