@@ -7,7 +7,7 @@ from typing import Literal, get_args
 
 from ..errors import ConfigError
 
-RouterName = Literal["gmm", "kmeans"]
+RouterName = Literal["gmm", "gmm-nearest", "kmeans"]
 ScaleName = Literal["whiten", "none", "eigenvalues"]
 MAX_EXPERTS = 64  # so that the masks of a hostile file take little more memory than two copies of the base
 
@@ -17,7 +17,8 @@ class ShapeConfig:
     """The shape of a cascade.
 
     experts: number of clusters, each with an expert mask.
-    router: model that assigns images to experts: gmm (a Gaussian mixture with full covariances) or kmeans.
+    router: model that assigns images to experts: gmm (a Gaussian mixture with full covariances, by the posterior, as
+        in the paper's code), gmm-nearest (by the nearest centre, as in its text) or kmeans.
     components: number of principal components of the dispatcher's features that the router uses.
     scale: scaling of the cascade's features: whiten (unit variance on the training images), none, or eigenvalues
         (division by the variance, as in the paper's text). It can be changed whenever the cascade is used.

@@ -26,8 +26,8 @@ class Router:
     """Features h are made of length 1 and projected to z = (h - mean) @ components: whitened principal components.
 
     The score of expert k is  weights[k] + log det precisions[k] - |(z - centres[k]) @ precisions[k]|^2 / 2,  the log of
-    its posterior up to a constant; the highest wins. (k-means is the mixture with all precisions 1: its centres are the
-    nearest.)
+    its posterior up to a constant; the highest wins. (Where the nearest centre is to win, as in
+    k-means, all precisions are 1.)
     """
 
     mean: Tensor
@@ -144,15 +144,22 @@ def _clusters(z: NDArray[np.float64], config: ShapeConfig, seed: int) -> tuple[T
     """Centres, precisions and logarithms of weights."""
     seed = seed % 2**32
     if config.router == "kmeans":
-        found = KMeans(config.experts, n_init=10, random_state=seed).fit(z)
-        precisions = torch.eye(config.components).expand(config.experts, -1, -1).contiguous()
-        return torch.from_numpy(found.cluster_centers_).float(), precisions, torch.zeros(config.experts)
+        return _nearest(KMeans(config.experts, n_init=10, random_state=seed).fit(z).cluster_centers_)
     mixture = GaussianMixture(config.experts, covariance_type="full", random_state=seed, max_iter=300)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # any mixture routes; a better one routes better
         mixture.fit(z)
+    if config.router == "gmm-nearest":
+        return _nearest(mixture.means_)
     precisions, weights = (torch.from_numpy(part) for part in (mixture.precisions_cholesky_, mixture.weights_))
     return torch.from_numpy(mixture.means_).float(), precisions.float(), weights.log().float()
+
+
+def _nearest(centres: NDArray[np.float64]) -> tuple[Tensor, Tensor, Tensor]:
+    """A mixture in which the nearest centre wins."""
+    experts, components = centres.shape
+    precisions = torch.eye(components).expand(experts, -1, -1).contiguous()
+    return torch.from_numpy(centres).float(), precisions, torch.zeros(experts)
 
 
 def check_tensors(what: str, tensors: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]]) -> None:

@@ -16,13 +16,18 @@ from ..adapt_config import AdaptConfig
 class CascadeConfig(ShapeConfig):
     """All settings of a cascade; `CascadeConfig.preset` returns tested ones.
 
-    adapt: settings of the dispatcher and of every expert; each expert takes as many steps as the dispatcher.
+    expert_images: number of images, counting repetitions, that an expert sees in all; the paper had 7,500,000 (150
+        epochs of 50,000) for every data set. By default, each expert takes as many steps as the dispatcher.
+    adapt: settings of the dispatcher and of every expert.
     """
 
+    expert_images: int | None = None
     adapt: AdaptConfig = dataclasses.field(default_factory=lambda: AdaptConfig.preset("fast"))
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.expert_images is not None and self.expert_images < 1:
+            raise ConfigError("expert_images is out of range", expected="1 or more", found=self.expert_images)
         if self.adapt.method != "mask":
             raise ConfigError("a cascade is made of masks", expected="the method mask", found=self.adapt.method)
 
@@ -43,6 +48,8 @@ class CascadeConfig(ShapeConfig):
         The paper's rule: so many epochs of its own images that it takes as many steps as the dispatcher.
         """
         seed = derive(self.seed, "expert", index)
+        if self.expert_images is not None:
+            return self.adapt.changed(seed=seed, epochs=float(max(1, round(self.expert_images / own))))
         if self.adapt.steps is not None:
             return dataclasses.replace(self.adapt, seed=seed)
         epochs = max(1, round((self.adapt.epochs or 150) * images / own))

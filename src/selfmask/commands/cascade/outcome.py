@@ -7,9 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import torch
-from sklearn.manifold import TSNE
-from threadpoolctl import threadpool_limits
 
 from ...cascade.clusters import Clusters
 from ...cascade.combination import CONDITIONAL, UNCONDITIONAL
@@ -19,6 +16,7 @@ from ...data import Images
 from ...data.sources import SomeImages
 from ...embedding.embedder import FROZEN, Embedder
 from ...embedding.vectors import Progress, embed
+from ...evaluation.tsne import LEAST, plane_of
 from ...files import RunFile
 from ...report.cascade import CascadeReportData, ClusterShown, write_cascade_report
 from ...training import RunFolder
@@ -105,8 +103,7 @@ def _changes(cascade: Cascade) -> list[float]:
     for name in _names(cascade):
         masked.set_mask(name)
         own = masked.pack()
-        different = sum(int(np.bitwise_count(bits ^ first.bits[key]).sum()) for key, bits in own.bits.items())
-        changes.append(different / sum(own.sizes.values()))
+        changes.append(own.bits_apart(first) / sum(own.sizes.values()))
     return changes
 
 
@@ -152,11 +149,7 @@ def _maps(
     )
     maps: dict[str, Any] = {}
     for number, (title, vectors) in enumerate(zip(_MAPS.values(), rows.chunk(len(_MAPS), 1), strict=True)):
-        if len(vectors) > 3:
-            perplexity = min(30.0, (len(vectors) - 1) / 3)
-            tsne = TSNE(perplexity=perplexity, init="pca", random_state=seed % 2**32)
-            # As many threads as torch has: left to itself it takes all cores, and waits for those that are busy.
-            with threadpool_limits(torch.get_num_threads()):
-                maps[title] = tsne.fit_transform(vectors.numpy())
+        if len(vectors) >= LEAST:
+            maps[title] = plane_of(vectors, seed)
         progress(number + 2, len(_MAPS) + 2)
     return maps, [place[i] for i in kept]
