@@ -2,53 +2,41 @@
 
 from __future__ import annotations
 
-import bz2
-import gzip
 import lzma
 from collections.abc import Callable
 from itertools import pairwise
 
 import constriction
-import lz4.frame
 import numpy as np
 import numpy.typing as npt
-import snappy
 import torch
 from rich.table import Table
 from torch import Tensor
 
 from selfmask import MaskedModel
 from selfmask.maskfile import codecs, weights_with_bits
+from selfmask.maskfile.compressing import coded_bytes, compressors, sizes_of_mask
 
 from .common import Row, timed
 
 Pattern = Callable[[np.random.Generator, tuple[int, ...]], npt.NDArray[np.bool_]]
-
-COMPRESSORS: dict[str, Callable[[bytes], bytes]] = {
-    "gzip": gzip.compress,
-    "bz2": bz2.compress,
-    "lzma": lzma.compress,
-    "lz4": lz4.frame.compress,
-    "snappy": snappy.compress,
-}
 
 
 def learned_rows(masks: dict[str, MaskedModel]) -> tuple[list[Row], Table]:
     """Ours against lzma on learned masks, and a table of bytes for everything else."""
     rows = []
     table = Table(
-        "mask", "off", "float32", "1-bit", *COMPRESSORS, "ours", title="Bytes of learned masks, norm statistics apart"
+        "mask", "off", "float32", "1-bit", *compressors(), "ours", title="Bytes of learned masks, norm statistics apart"
     )
     for name, masked in masks.items():
-        packed = masked.pack()
-        data = b"".join(bits.tobytes() for bits in packed.bits.values())
-        coded = size(codecs.encode(packed.bits, packed.sizes, side_information(masked)))
-        others = {kind: len(compress(data)) for kind, compress in COMPRESSORS.items()}
+        sizes = sizes_of_mask(masked.pack(), dict(masked.base.named_parameters()))
+        coded, other = sizes.coded or 0, sizes.by["lzma"]
         off = f"{1 - masked.sparsity()['total']:.2%}"
-        numbers = [4 * masked.num_masked, len(data), *others.values(), coded]
+        numbers = [4 * masked.num_masked, sizes.plain, *sizes.by.values(), coded]
         table.add_row(name, off, *(f"{number:,}" for number in numbers))
-        what = f"{name}, {off} off: bytes of the mask / lzma"
-        rows.append(Row(what, f"{coded:,}", f"{others['lzma']:,}", coded / others["lzma"], 0.85))
+        rows.append(
+            Row(f"{name}, {off} off: bytes of the mask / lzma", f"{coded:,}", f"{other:,}", coded / other, 0.85)
+        )
     return rows, table
 
 
@@ -68,7 +56,7 @@ def range_coder_rows(name: str, masked: MaskedModel) -> list[Row]:
         for stream, model in zip(streams, models, strict=True):
             decoder.decode(model, len(stream))
 
-    bytes_ = size(ours), 4 * len(words)
+    bytes_ = coded_bytes(ours), 4 * len(words)
     label = f"{name}: ours / range coder with the same classes"
     time = timed(f"{label}, decoding", lambda: codecs.decode(ours, packed.sizes, weights), decode, None, repeats=5)
     return [Row(f"{label}, bytes", f"{bytes_[0]:,}", f"{bytes_[1]:,}", bytes_[0] / bytes_[1]), time]
@@ -94,7 +82,7 @@ def synthetic_rows() -> list[Row]:
         bits = {key: np.packbits(value) for key, value in on.items()}
         sizes = {key: value.size for key, value in on.items()}
         weights: dict[str, Tensor] = {key: torch.randn(value.size) for key, value in on.items()}
-        coded = size(codecs.encode(bits, sizes, weights))
+        coded = coded_bytes(codecs.encode(bits, sizes, weights))
         other = len(lzma.compress(b"".join(packed.tobytes() for packed in bits.values())))
         rows.append(Row(f"pattern {name}: bytes of the mask / lzma", f"{coded:,}", f"{other:,}", coded / other, 1.02))
     return rows
@@ -103,11 +91,6 @@ def synthetic_rows() -> list[Row]:
 def side_information(masked: MaskedModel) -> dict[str, Tensor]:
     packed = masked.pack()
     return weights_with_bits(dict(masked.base.named_parameters()), packed.sizes, packed.chosen)
-
-
-def size(coded: codecs.Coded) -> int:
-    tensors, shared = coded
-    return len(shared) + sum(len(payload) for _, payload in tensors.values())
 
 
 def _iid(off: float) -> Pattern:

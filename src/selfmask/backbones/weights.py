@@ -55,6 +55,11 @@ def read_weights(path: Path) -> Mapping[str, Any]:
     return stored
 
 
+def read_state(path: Path) -> StateDict:
+    """The tensors of a weights file, by their names in the network that training code saved."""
+    return _innermost(read_weights(path))
+
+
 def load_weights(
     model: nn.Module, path: Path, name: str, translate: Callable[[StateDict], StateDict] | None = None
 ) -> None:
@@ -62,7 +67,7 @@ def load_weights(
 
     `translate` maps names of other publishers; it is asked only if the names do not fit as they are.
     """
-    stored = _innermost(read_weights(path))
+    stored = read_state(path)
     expected: StateDict = model.state_dict()
     fitting, trouble = _fit(stored, expected)
     if trouble and translate is not None:

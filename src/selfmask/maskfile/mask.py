@@ -62,6 +62,10 @@ class PackedMask:
             total.update(self.bits[name].data)
         return total.hexdigest()
 
+    def bits_apart(self, other: PackedMask) -> int:
+        """In how many bits it differs from another mask of the same weights."""
+        return sum(int(np.bitwise_count(bits ^ other.bits[name]).sum()) for name, bits in self.bits.items())
+
     def replaced(self, **changes: Any) -> PackedMask:
         """A copy with some fields changed; None leaves a field as it is."""
         return dataclasses.replace(self, **{key: value for key, value in changes.items() if value is not None})

@@ -156,25 +156,7 @@ class RunFolder:
 
     def read_log(self) -> list[dict[str, Any]]:
         """All whole lines; the last one may have been cut off by a crash."""
-        file, lines = self.path / RunFile.LOG, []
-        try:
-            text = file.read_bytes() if file.exists() else b""
-        except OSError as error:
-            raise RunDamagedError(f"{file} cannot be read", found=error.strerror) from error
-        for number, each in enumerate(text.splitlines(), 1):
-            try:
-                line = json.loads(each)
-            except (ValueError, RecursionError):
-                break
-            if not _is_line(line):
-                raise RunDamagedError(
-                    f"{file} is damaged at line {number}",
-                    expected="a line that a run has logged",
-                    found=each[:100].decode(errors="backslashreplace"),
-                    todo="remove the file (only the curves of the report need it), or start again: --out",
-                )
-            lines.append(line)
-        return lines
+        return read_log(self.path)
 
     @property
     def last_loss(self) -> float | None:
@@ -263,6 +245,29 @@ def read_checkpoint(folder: Path, name: str) -> dict[str, Any] | None:
             todo=f"remove it to start again, or use another folder: --out; {file.parent} may contain another",
         ) from error
     return state
+
+
+def read_log(folder: Path) -> list[dict[str, Any]]:
+    """All whole lines of the log of a run, which somebody else may be writing to."""
+    file, lines = folder / RunFile.LOG, []
+    try:
+        text = file.read_bytes() if file.exists() else b""
+    except OSError as error:
+        raise RunDamagedError(f"{file} cannot be read", found=error.strerror) from error
+    for number, each in enumerate(text.splitlines(), 1):
+        try:
+            line = json.loads(each)
+        except (ValueError, RecursionError):
+            break
+        if not _is_line(line):
+            raise RunDamagedError(
+                f"{file} is damaged at line {number}",
+                expected="a line that a run has logged",
+                found=each[:100].decode(errors="backslashreplace"),
+                todo="remove the file (only the curves of the report need it), or start again: --out",
+            )
+        lines.append(line)
+    return lines
 
 
 @contextmanager

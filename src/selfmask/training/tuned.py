@@ -54,13 +54,14 @@ class OpenedTuned:
     version: str
 
     @property
+    def weights(self) -> dict[str, Tensor]:
+        """What was learned of the backbone, by the names that it has there."""
+        return {key.removeprefix(_WEIGHT): value for key, value in self.tensors.items() if key.startswith(_WEIGHT)}
+
+    @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Of the parameters of the backbone that the file changes, as far as they are its own."""
-        return {
-            key.removeprefix(_WEIGHT): tuple(value.shape)
-            for key, value in self.tensors.items()
-            if key.startswith(_WEIGHT) and ".lora_" not in key
-        }
+        return {name: tuple(value.shape) for name, value in self.weights.items() if ".lora_" not in name}
 
 
 def write_tuned(path: Path, learner: Learner, head: Head | None, about: About) -> int:
@@ -101,10 +102,8 @@ def load_tuned(model: nn.Module, file: Source | OpenedTuned) -> tuple[nn.Module,
     """The backbone with what was learned on it (changed in place), in eval mode, and the head, if there is one."""
     opened = file if isinstance(file, OpenedTuned) else open_tuned(file)
     about, path = opened.about, opened.path
-    weights, head = (
-        {key.removeprefix(part): value for key, value in opened.tensors.items() if key.startswith(part)}
-        for part in (_WEIGHT, _HEAD)
-    )
+    weights = opened.weights
+    head = {key.removeprefix(_HEAD): value for key, value in opened.tensors.items() if key.startswith(_HEAD)}
     _check_base(model, opened)
     if about.method == "lora":
         _check_lora(model, about, weights, path)  # before any memory is asked for
