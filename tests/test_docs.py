@@ -113,6 +113,8 @@ def test_commands_run(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         elif program == "python":
             assert arguments[0] == "-m"
             assert (ROOT / f"{arguments[1].replace('.', '/')}.py").exists()
+        elif arguments[0] == "study" and not {"list", "--dry-run"} & set(arguments):  # minutes; tests/cli/test_study.py
+            assert selfmask("study", "--help").returncode == 0
         elif arguments[0] in ("demo", "pretrain") or "cifar10" in arguments or any(each in command for each in CLOTHES):
             assert selfmask(arguments[0], "--help").returncode == 0
         else:

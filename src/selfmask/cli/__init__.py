@@ -32,6 +32,8 @@ VERBS = {
     "train": "Train with labels: a mask and its head in one small file, or a baseline.",
     "compare": "Compare masks with fine-tuning, linear heads, LoRA and BitFit: accuracy against labels and bytes.",
     "cascade": "Learn one mask for all images, and an expert mask for each cluster of images.",
+    "study": "Repeat a table or figure of the paper, in miniature or in full.",
+    "compress": "Compress masks and weights with general compressors, and compare the bytes with our own coding.",
     "inspect": "Show the contents of a mask file: sizes, share of active weights by layer, base.",
     "backbones": "List backbones: vector length, size, and whether the weights are on this machine.",
     "datasets": "List data sets known by name: images, classes, split, licence, and whether they are on this machine.",

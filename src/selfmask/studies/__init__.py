@@ -1,1 +1,1 @@
-"""The paper's studies, and what it printed of them."""
+"""The paper's tables and figures, each a study of its own that one command repeats."""

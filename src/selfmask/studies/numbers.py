@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+from collections.abc import Sequence
+from functools import cache
 from importlib import resources
 
 from ..errors import ConfigError
@@ -50,16 +52,17 @@ def names() -> list[str]:
     return sorted(file.name.removesuffix(".csv") for file in _FOLDER.iterdir() if file.name.endswith(".csv"))
 
 
-def paper_numbers(study: str) -> list[Number]:
+@cache
+def paper_numbers(study: str) -> Sequence[Number]:
     """All numbers of a study, in the order of the paper, and those of a curve by `x`."""
     if study not in names():
         raise ConfigError("the paper has no such study", expected=", ".join(names()), found=study)
     lines = (_FOLDER / f"{study}.csv").read_text(encoding="utf-8").splitlines()
-    return [_number(row) for row in csv.DictReader(lines)]
+    return tuple(_number(row) for row in csv.DictReader(lines))
 
 
 def find(study: str, **what: str | float | None) -> float | None:
-    """The one number whose fields are `what`; None where the paper prints none.
+    """The one number whose fields are `what`; None where the paper prints none. It may print one more than once.
 
     `find("rules", setting="SMN", data="dtd", measure="knn")` is 0.674.
     """
@@ -68,7 +71,7 @@ def find(study: str, **what: str | float | None) -> float | None:
     found = [
         number for number in paper_numbers(study) if all(getattr(number, key) == wanted for key, wanted in what.items())
     ]
-    if len(found) > 1:
+    if len({number.value for number in found}) > 1:
         open_fields = [key for key in FIELDS if len({getattr(number, key) for number in found}) > 1 and key != "value"]
         raise ConfigError(
             f"the paper prints several such numbers in the study {study}",

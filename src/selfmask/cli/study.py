@@ -1,0 +1,117 @@
+"""`selfmask study`: the paper's tables and figures, each repeated by one command."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+from rich.table import Table
+
+from .console import Console, print_json
+
+if TYPE_CHECKING:
+    from ..studies.scale import Scale
+    from ..studies.study import Study
+
+_LIST, _ALL = "list", "all"
+
+
+def study(
+    name: Annotated[str, typer.Argument(help="Name of a study, `all`, or `list` to see which there are.")],
+    scale: Annotated[
+        Literal["laptop", "paper"],
+        typer.Option(help="laptop repeats it in miniature; paper runs it as the paper did, on a GPU."),
+    ] = "laptop",
+    data: Annotated[
+        list[str] | None,
+        typer.Option(help="Data set to use instead of those of the scale; may be repeated.", show_default=False),
+    ] = None,
+    backbone: Annotated[
+        list[str] | None,
+        typer.Option(help="Backbone to use instead of those of the scale; may be repeated.", show_default=False),
+    ] = None,
+    weights: Annotated[Path | None, typer.Option(help="File with the backbone's weights.", show_default=False)] = None,
+    seeds: Annotated[
+        int | None, typer.Option(help="Repetitions of every run.", show_default="3, or as in the paper")
+    ] = None,
+    shard: Annotated[
+        str, typer.Option(metavar="I/N", help="Run only one of N parts of the cells, on another machine the others.")
+    ] = "1/1",
+    out: Annotated[
+        Path, typer.Option(help="Folder for cells and results; what is finished there is not run again.")
+    ] = Path("runs/studies"),
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the cells and what they take; run nothing.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Repeat a table or figure of the paper, in miniature or in full.
+
+    Cells are run once, whichever studies share them; the same command continues what was stopped, and two of them may
+    share a folder. Results (CSV, Markdown, SVG) are in OUT/results.
+
+    Examples:  selfmask study list
+    selfmask study rules
+    selfmask study rules --scale paper --dry-run
+    """
+    from ..studies.catalogue import study_named
+    from ..studies.output import for_reading, lines_of, write
+    from ..studies.runner import Part, Tasks, run_study
+    from ..studies.scale import Scale
+    from ..studies.study import STUDIES
+    from .display import ConsoleStages
+
+    console = Console(stderr=as_json)
+    if name == _LIST:
+        _list(console, as_json)
+        return
+    chosen = list(STUDIES.values()) if name == _ALL else [study_named(name)]
+    size = Scale(scale, tuple(data or ()), tuple(backbone or ()), None if weights is None else str(weights), seeds)
+    part, tasks = Part.of(shard), Tasks(out, ConsoleStages(console))
+    if dry_run:
+        _plans(console, chosen, size)
+        return
+    for each in chosen:
+        found = run_study(each, size, tasks, part)
+        files = write(found, out / "results")
+        lines = lines_of(found)
+        if as_json:
+            print_json({"study": each.name, "lines": [vars(line) for line in lines]})
+            continue
+        table = Table("case", "setting", "measure", "at", "found", "paper", title=each.title, title_justify="left")
+        for line in for_reading(lines):
+            spread = "" if line.spread is None else f" ± {line.spread:.3f}"
+            at, paper = ("" if value is None else f"{value:g}" for value in (line.x, line.paper))
+            table.add_row(line.case, line.setting, line.measure, at, f"{line.mean:.3f}{spread}", paper)
+        console.print(table)
+        console.say(*map(str, files))
+
+
+def _list(console: Console, as_json: bool) -> None:
+    from ..studies.catalogue import STUDIES
+
+    if as_json:
+        print_json(
+            {name: {"title": each.title, "claims": [c.text for c in each.claims]} for name, each in STUDIES.items()}
+        )
+        return
+    table = Table("study", "what it repeats", title="studies", title_justify="left")
+    for name, each in STUDIES.items():
+        table.add_row(name, each.title)
+    console.print(table)
+    console.say("run one:  selfmask study rules", "all of them, in miniature:  selfmask study all")
+
+
+def _plans(console: Console, chosen: Sequence[Study], size: Scale) -> None:
+    """Cells, steps, time and disk, without opening any data that is not here."""
+    from ..studies.plan import plan
+
+    table = Table("study", "cells", "steps", "hours of a GPU, at most", "GB on the disk", title_justify="left")
+    for each in chosen:
+        found = plan(each, size)
+        said = ", ".join(f"{count} {verb}" for verb, count in found.cells.items())
+        table.add_row(each.name, said, f"{found.steps:,}", f"{found.hours:,.1f}", f"{found.bytes / 1e9:,.1f}")
+    console.print(table)
+    console.say("studies share cells: what one has run, the others do not run again")

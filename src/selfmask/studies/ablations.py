@@ -1,0 +1,45 @@
+"""The appendix on ablations: the number of prototypes, what stays frozen, and where the weights come from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .readings import measured
+from .scale import DINO, RESNET50, SWAV, Scale
+from .study import Claim, Entry, Study, register
+from .tasks import Adapt
+
+DATA = ("cifar10", "dtd", "sun397")
+_SETTINGS: dict[str, dict[str, Any]] = {
+    "50 prototypes": {"objective": {"prototypes": 50}},
+    "500 prototypes": {},
+    "5000 prototypes": {"objective": {"prototypes": 5000}},
+    "nothing frozen": {"mask": {"select": "all"}},
+    "batch norms frozen": {},
+    "biases frozen": {"mask": {"select": "all", "exclude": ("*bias",)}},
+}
+_STARTS = {"SwAV weights": SWAV, "DINO weights": DINO, "supervised weights": RESNET50}
+
+
+@register
+class Ablations(Study):
+    name = "ablations"
+    title = "What matters: prototypes, what stays frozen, the start (appendix: ablations)"
+    claims = (
+        Claim("50 prototypes are too few", ("knn",), "500 prototypes", "50 prototypes"),
+        Claim("norm layers must not be masked", ("knn",), "batch norms frozen", "nothing frozen"),
+        Claim("nor must they be where only biases are left alone", ("knn",), "batch norms frozen", "biases frozen"),
+    )
+
+    def entries(self, scale: Scale) -> list[Entry]:
+        found = []
+        for case in scale.cases(DATA):
+            for seed in scale.repetitions():
+                for setting, changes in _SETTINGS.items():
+                    run = Adapt(case.subject, scale.adapt(seed=seed, **changes))
+                    found += measured(case, setting, run, seed)
+        for setting, backbone in ({} if scale.in_miniature else _STARTS).items():
+            for case in scale.cases(DATA, (backbone,)):
+                for seed in scale.repetitions():
+                    found += measured(case, setting, Adapt(case.subject, scale.adapt(seed=seed)), seed)
+        return found

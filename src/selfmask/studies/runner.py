@@ -1,0 +1,131 @@
+"""Runs studies: every task once, whichever studies ask for it, in the order that they need each other."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+
+from ..backbones import Backbone, load_backbone
+from ..commands.cells import DIVERGED, FAILED, Cells
+from ..data import Images
+from ..data.partition import open_labelled
+from ..embedding.cache import FeatureCache
+from ..errors import ConfigError, SelfmaskError
+from ..training.display import StagesDisplay
+from .scale import Scale
+from .study import Entry, Study
+from .tasks import Subject, Task
+
+
+class StudyError(SelfmaskError):
+    """A task cannot run, since one that it needs did not come to an end."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """One of several equal parts of the work, counted from 1: "2/3"."""
+
+    index: int = 1
+    count: int = 1
+
+    @classmethod
+    def of(cls, text: str) -> Part:
+        index, slash, count = text.partition("/")
+        if not (slash and index.isdecimal() and count.isdecimal() and 1 <= int(index) <= int(count)):
+            raise ConfigError("a shard is not a part of the work", expected="such as 1/2 or 2/2", found=repr(text))
+        return cls(int(index), int(count))
+
+
+class Tasks(Cells[Task]):
+    """Runs tasks in one folder, which several processes may share."""
+
+    goes_on = True
+
+    def __init__(self, folder: Path, display: StagesDisplay) -> None:
+        super().__init__(folder, display)
+        self._images: dict[str, tuple[Images, Images]] = {}
+
+    def backbone(self, subject: Subject) -> Backbone:
+        return load_backbone(subject.backbone, weights=None if subject.weights is None else Path(subject.weights))
+
+    def labelled(self, data: str) -> tuple[Images, Images]:
+        if data not in self._images:
+            self._images[data] = open_labelled(data)
+        return self._images[data]
+
+    @cached_property
+    def features(self) -> FeatureCache:
+        """Features of frozen backbones, above all, that many tasks ask for."""
+        return FeatureCache(self.folder / "features", self.display.say)
+
+    def cost(self, cell: Task) -> float:
+        return cell.cost(len(self.labelled(cell.subject.data)[0]))
+
+    def is_ready(self, cell: Task) -> bool:
+        return all(map(self.is_known, cell.needs))
+
+    def run(self, cell: Task) -> None:
+        for needed in cell.needs:
+            if reason := self.trouble(needed):
+                raise StudyError(f"{needed.title} did not come to an end", found=reason)
+        place = self.place(cell)
+        place.mkdir(parents=True, exist_ok=True)
+        cell.run(place, self)
+
+    def trouble(self, cell: Task) -> str | None:
+        """Why there is no result; None where there is one."""
+        found = self.result(cell)
+        return found.get(FAILED) or found.get(DIVERGED)
+
+
+def in_order(tasks: Iterable[Task]) -> Iterator[Task]:
+    """Each task once, after those that it needs."""
+    seen = set[Task]()
+
+    def visit(task: Task) -> Iterator[Task]:
+        if task not in seen:
+            seen.add(task)
+            for needed in task.needs:
+                yield from visit(needed)
+            yield task
+
+    for task in tasks:
+        yield from visit(task)
+
+
+@dataclasses.dataclass(frozen=True)
+class Findings:
+    """The numbers of a study that there are, and why others are missing."""
+
+    study: Study
+    scale: Scale
+    values: dict[Entry, float]
+    missing: dict[Entry, str]
+    place: Callable[[Task], Path] = dataclasses.field(default=lambda task: Path(task.name))
+    """Where a task left what it found."""
+
+
+def run_study(study: Study, scale: Scale, tasks: Tasks, part: Part | None = None) -> Findings:
+    """Run what is not there yet, or a part of it, and read all numbers that there are."""
+    numbers = study.entries(scale)
+    part = part or Part()
+    wanted = list(dict.fromkeys(number.task for number in numbers))
+    tasks.run_all(list(in_order(wanted[part.index - 1 :: part.count])))
+    return findings(study, scale, tasks, numbers)
+
+
+def findings(study: Study, scale: Scale, tasks: Tasks, numbers: Sequence[Entry] | None = None) -> Findings:
+    """What there is of a study, without running anything."""
+    values, missing = dict[Entry, float](), dict[Entry, str]()
+    for number in study.entries(scale) if numbers is None else numbers:
+        why = tasks.trouble(number.task) if tasks.is_known(number.task) else "not run yet"
+        value = None if why else number.read(tasks.result(number.task))
+        if value is None:
+            missing[number] = why or "not measured"
+        elif isinstance(value, Mapping):
+            values |= {dataclasses.replace(number, x=x): float(each) for x, each in value.items()}
+        else:
+            values[number] = float(value)
+    return Findings(study, scale, values, missing, tasks.place)
