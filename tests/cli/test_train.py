@@ -94,7 +94,7 @@ def test_open_clip_from_class_names(photos: Path, tmp_path: Path, monkeypatch: p
         out=tmp_path / "run",
         preprocessing=backbone.preprocessing,
     )
-    assert config.mask == MaskConfig(select="paper-vit")
+    assert config.mask == MaskConfig(select="paper-vit", alpha_of="projection")
     assert 0 <= result.result["accuracy_before"] <= 1
     assert isinstance(result.model, MaskedModel)
     assert all("resblocks" in key.replace("/", ".") for key in result.model.sparsity() if key != "total")
