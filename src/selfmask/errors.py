@@ -250,6 +250,10 @@ class ExpertError(RunError):
     """An expert of a cascade is not trained yet, or its file is damaged."""
 
 
+class NeededCellError(RunError):
+    """A cell of a study cannot run, because one that it needs did not come to an end."""
+
+
 class DivergedRunError(RunError):
     """The loss is not a number any more."""
 

@@ -48,7 +48,7 @@ def small_scale(folder: Path, seeds: int = 1) -> Scale:
 
 
 def tasks_in(folder: Path) -> Tasks:
-    return Tasks(folder, StagesDisplay())
+    return Tasks(folder / "studies", StagesDisplay())
 
 
 def without_entry(study: str, *, curves: bool = False) -> set[tuple[object, ...]]:

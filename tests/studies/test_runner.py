@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from selfmask.errors import ConfigError, DivergedRunError, RunError
+from selfmask.errors import ConfigError, DivergedRunError, ForeignFolderError, RunError
 from selfmask.studies.output import as_csv, as_markdown, judged, lines_of, write
 from selfmask.studies.runner import Part, Tasks, findings, in_order, run_study
 from selfmask.studies.scale import Case, Scale
 from selfmask.studies.study import Claim, Entry, Study
-from selfmask.studies.tasks import Subject, Task, World, leave
+from selfmask.studies.tasks import Measure, Subject, Task, World, leave
 from selfmask.training.display import StagesDisplay
 
 RAN: list[str] = []
@@ -158,6 +158,21 @@ def test_two_runners_share_one_folder(tmp_path: Path) -> None:
     assert not errors
     assert sorted(RAN) == ["0", "1", "2", "3", "4", "5", "base"]
     assert not list((tmp_path / "cells").glob("*.lock"))
+
+
+def test_a_folder_of_other_files_is_refused_and_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("precious")
+    with pytest.raises(ForeignFolderError, match="no run"):
+        run_study(Pairs(("a", 0, Toy(SUBJECT, "a"))), Scale("laptop"), tasks(tmp_path))
+    assert [file.name for file in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_data_that_is_missing_fails_its_own_cells_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SELFMASK_DATA", str(tmp_path / "none"))
+    away = Measure(dataclasses.replace(SUBJECT, data="ucf101"))
+    found = run_study(Pairs(("a", 0, away), ("b", 0, Toy(SUBJECT, "b", 1.0))), Scale("laptop"), tasks(tmp_path / "out"))
+    assert list(found.values.values()) == [1.0]
+    assert "ucf101" in next(iter(found.missing.values()))
 
 
 def test_needs_come_before_what_needs_them() -> None:

@@ -48,6 +48,9 @@ class Cells(ABC, Generic[C]):
     def __init__(self, folder: Path, display: StagesDisplay) -> None:
         self.folder, self.display = folder, display
 
+    def begin(self) -> None:
+        """Called before the first cell is run."""
+
     @abstractmethod
     def cost(self, cell: C) -> float:
         """In steps, or what takes as long."""
@@ -59,6 +62,7 @@ class Cells(ABC, Generic[C]):
     def run_all(self, cells: Sequence[C]) -> dict[C, dict[str, Any]]:
         """The results of all; those that are not there yet are run, in this order, unless somebody else runs them."""
         costs = {cell.title: self.cost(cell) for cell in cells}
+        self.begin()
         with self.display.stages(costs, [cell.title for cell in cells if self.is_finished(cell)]):
             left = [cell for cell in cells if not self.is_finished(cell)]
             while left:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 
@@ -12,15 +13,12 @@ from ..commands.cells import DIVERGED, FAILED, Cells
 from ..data import Images
 from ..data.partition import open_labelled
 from ..embedding.cache import FeatureCache
-from ..errors import ConfigError, SelfmaskError
+from ..errors import ConfigError, DataUnavailableError, NeededCellError, RunBusyError
+from ..training import RunFolder
 from ..training.display import StagesDisplay
 from .scale import Scale
 from .study import Entry, Study
 from .tasks import Subject, Task
-
-
-class StudyError(SelfmaskError):
-    """A task cannot run, since one that it needs did not come to an end."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +45,11 @@ class Tasks(Cells[Task]):
         super().__init__(folder, display)
         self._images: dict[str, tuple[Images, Images]] = {}
 
+    def begin(self) -> None:
+        """Mark the folder as ours, or refuse one of other files; others may be at work in it."""
+        with suppress(RunBusyError):  # by somebody who does just that
+            RunFolder(self.folder, resume=True).close()
+
     def backbone(self, subject: Subject) -> Backbone:
         return load_backbone(subject.backbone, weights=None if subject.weights is None else Path(subject.weights))
 
@@ -61,7 +64,10 @@ class Tasks(Cells[Task]):
         return FeatureCache(self.folder / "features", self.display.say)
 
     def cost(self, cell: Task) -> float:
-        return cell.cost(len(self.labelled(cell.subject.data)[0]))
+        try:
+            return cell.cost(len(self.labelled(cell.subject.data)[0]))
+        except DataUnavailableError:  # the cell will say so itself, and others have their data
+            return 0.0
 
     def is_ready(self, cell: Task) -> bool:
         return all(map(self.is_known, cell.needs))
@@ -69,7 +75,7 @@ class Tasks(Cells[Task]):
     def run(self, cell: Task) -> None:
         for needed in cell.needs:
             if reason := self.trouble(needed):
-                raise StudyError(f"{needed.title} did not come to an end", found=reason)
+                raise NeededCellError(f"{needed.title} did not come to an end", found=reason)
         place = self.place(cell)
         place.mkdir(parents=True, exist_ok=True)
         cell.run(place, self)
