@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from selfmask.data import open_images
 from selfmask.objectives.swav import SwAVConfig
-from selfmask.studies import scale
+from selfmask.studies import cascade, low_shot, scale
 from selfmask.studies.catalogue import STUDIES
 from selfmask.studies.numbers import paper_numbers
 from selfmask.studies.runner import Tasks
@@ -41,6 +41,8 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     objective = SwAVConfig(freeze_prototypes=0.0, queue_length=0, prototypes=5)
     monkeypatch.setattr(scale, "_SHORT_ADAPT", {**SHORT, "objective": objective, "lr": 2000.0})
     monkeypatch.setattr(scale, "_SHORT_TRAIN", SHORT)
+    monkeypatch.setattr(cascade, "SHAPE", {"experts": 2, "components": 4, "router": "kmeans"})
+    monkeypatch.setattr(low_shot, "_LAPTOP_SHARES", (0.2, 0.5))
 
 
 def small_scale(folder: Path, seeds: int = 1) -> Scale:

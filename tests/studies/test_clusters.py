@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from selfmask.commands.cascade.config import CascadeConfig
 from selfmask.studies import clusters
 from selfmask.studies.catalogue import STUDIES
 from selfmask.studies.clusters import VARIANTS, Pictures, cumulative, in_paper_order, neighbours_alike
@@ -77,11 +76,6 @@ def test_cascades_are_those_of_the_paper() -> None:
 @pytest.mark.heavy
 def test_a_small_cascade_is_drawn(tmp_path: Path, short: None, monkeypatch: pytest.MonkeyPatch) -> None:
     scale, tasks = small_scale(tmp_path), tasks_in(tmp_path)
-
-    def small(adapt: object) -> CascadeConfig:
-        return CascadeConfig(experts=2, components=4, router="kmeans", adapt=adapt)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(clusters, "CascadeConfig", lambda *, adapt: small(adapt))
     monkeypatch.setattr(clusters, "_SHOWN_CLASSES", 4)
     entries = STUDY.entries(scale)
     task = entries[0].task

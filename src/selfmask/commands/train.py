@@ -75,8 +75,8 @@ class TrainConfig(RunConfig):
     head_lr: float = 0.1
     rank: int = 8
     follow: Follow = "ours"
-    weight_decay: float = None  # type: ignore[assignment]  # decided by `resolved`, as is the next
-    warmup: float = None  # type: ignore[assignment]
+    weight_decay: float | None = None  # type: ignore[assignment]  # decided by `resolved`, as is the next
+    warmup: float | None = None  # type: ignore[assignment]
     views: ViewsConfig = ONE_VIEW
 
     def __post_init__(self) -> None:
@@ -327,12 +327,12 @@ class Supervision(Recipe):
         if learner.masked is not None:
             groups.append(self._scores(learner.masked, run.steps))
         elif learner.parameters:
-            groups.append(ParameterGroup(learner.parameters, self._rate, config.weight_decay))
+            groups.append(ParameterGroup(learner.parameters, self._rate, self._decay))
         if isinstance(head, MaskedHead):
             groups.append(self._scores(head.masked, run.steps))
         elif own := list(head.parameters()):
             rate = self._rate if config.method == "linear" else config.head_lr
-            groups.append(ParameterGroup(own, rate, config.weight_decay))
+            groups.append(ParameterGroup(own, rate, self._decay))
         return groups
 
     def _scores(self, masked: MaskedModel, steps: int) -> ParameterGroup:
@@ -345,6 +345,11 @@ class Supervision(Recipe):
     def _rate(self) -> float:
         assert self.config.lr is not None  # it is resolved
         return self.config.lr
+
+    @property
+    def _decay(self) -> float:
+        assert self.config.weight_decay is not None
+        return self.config.weight_decay
 
     def leaves(self) -> list[str]:
         return [self._file]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 from ..commands.cascade.config import CascadeConfig
 from .readings import measured
@@ -13,6 +14,7 @@ from .tasks import Adapt, Cascade
 DATA = ("cifar100", "inatloc500")
 _EPOCHS = {"inatloc500": 54.0}  # of the dispatcher: about as many steps as 150 epochs of 50,000 images
 _EXPERT_IMAGES = 7_500_000
+SHAPE: dict[str, Any] = {"experts": 5, "router": "gmm", "components": 20}
 
 
 @register
@@ -45,6 +47,5 @@ def cascade_of(scale: Scale, case: Case, seed: int) -> Cascade:
     config = scale.adapt(seed=seed)
     if case.data in _EPOCHS and not scale.in_miniature:
         config = dataclasses.replace(config, epochs=_EPOCHS[case.data])  # all else stays, in steps and in shares
-    images = None if scale.in_miniature else _EXPERT_IMAGES
-    dispatcher = Adapt(case.subject, config)
-    return Cascade(case.subject, dispatcher, CascadeConfig(experts=5, expert_images=images, adapt=config))
+    shape = SHAPE if scale.in_miniature else {**SHAPE, "expert_images": _EXPERT_IMAGES}
+    return Cascade(case.subject, Adapt(case.subject, config), CascadeConfig(**shape, adapt=config))
