@@ -18,6 +18,7 @@ from selfmask.errors import RunWriteError
 from selfmask.files import write_atomically
 from tests.cli.inside import selfmask
 from tests.cli.small import SMALL, fine, refused
+from tests.light import mostly_heavy
 
 BEGUN = {
     "adapt": "selfmask.commands.adapt.adapt",
@@ -92,7 +93,7 @@ def answered(words: list[str]) -> None:
         assert "rror" in done.stderr, words
 
 
-@pytest.mark.parametrize("verb", BEGUN)
+@pytest.mark.parametrize("verb", mostly_heavy(list(BEGUN), 2))
 def test_odd_values(verb: str, no_runs: None, photos: Path) -> None:
     for words in random.Random(verb).sample(list(cases(verb, photos)), 60):
         if words[-1] not in ("/", "--data=/"):  # all images of this machine

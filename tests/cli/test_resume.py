@@ -135,7 +135,8 @@ def bitmaps(folder: Path, count: int) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("verb", ["adapt", pytest.param("cascade", marks=pytest.mark.heavy)])
+@pytest.mark.heavy
+@pytest.mark.parametrize("verb", ["adapt", "cascade"])
 def test_replaced_images_are_noticed_and_put_back_it_goes_on(
     tmp_path: Path, verb: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -65,6 +65,7 @@ def test_a_resumed_run_keeps_its_split(photos: Path, everything: Path) -> None:
     assert "split = 'all'" in done.stderr
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("method", ["mask", "linear"])
 def test_training_with_labels_remembers_too(photos: Path, tmp_path: Path, method: str) -> None:
     out = tmp_path / "run"

@@ -41,6 +41,7 @@ from selfmask.errors import (
 )
 from selfmask.training.display import StagesDisplay
 from selfmask.training.start import Start
+from tests.light import mostly_heavy
 from tests.training.small import HOW, config, network
 
 from ..cascade.small import EXPERTS, cascade_config, clothes
@@ -153,7 +154,7 @@ class Plug(StagesDisplay):
             raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", mostly_heavy(range(4)))
 def test_cut_at_a_random_moment_it_goes_on_to_the_same_file(tmp_path: Path, whole: Path, seed: int) -> None:
     chance = random.Random(seed)
     for _ in range(2):
@@ -433,7 +434,7 @@ def test_images_that_cannot_be_read_are_counted_with_a_given_dispatcher_too(tmp_
         fit_cascade(network(), bad, cascade_config(), out=tmp_path / "run", dispatcher=whole / "dispatcher")
 
 
-@pytest.mark.parametrize("labels", [[-1] * IMAGES, [10**9] * IMAGES, None])
+@pytest.mark.parametrize("labels", mostly_heavy([[10**9] * IMAGES, [-1] * IMAGES, None]))
 def test_labels_of_any_kind_or_none(tmp_path: Path, whole: Path, labels: list[int] | None) -> None:
     images = clothes(IMAGES)
     images.labels = labels

@@ -22,6 +22,7 @@ from selfmask.training import Guard
 from selfmask.training.display import QuietDisplay
 from selfmask.training.quality import Gain
 from selfmask.training.start import Start
+from tests.light import mostly_heavy
 
 from ..processes import PROCESSES
 from ..training.small import HOW, Clothes, config, network
@@ -69,7 +70,7 @@ def assert_same(one: Any, other: Any) -> None:
 
 
 @pytest.mark.parametrize("changes", [{}, {"mask": MaskConfig(norm="anchored"), "accumulate": 2, "per_tensor": True}])
-@pytest.mark.parametrize("step", [2, 6])
+@pytest.mark.parametrize("step", mostly_heavy([2, 6]))
 def test_a_run_that_was_cut_short_ends_in_the_same_bits(tmp_path: Path, step: int, changes: dict[str, Any]) -> None:
     """Mask, log, and everything in the checkpoint; cut while the last layer is frozen, and later."""
     whole = run(tmp_path / "whole", **changes)

@@ -25,6 +25,7 @@ from selfmask.training import Guard, LoopConfig, ParameterGroup, Processes, RunF
 from selfmask.training.display import QuietDisplay
 from selfmask.training.guard import GENTLER
 from selfmask.training.quality import Gain
+from tests.light import mostly_heavy
 
 from .small import HOW, Clothes, config, network
 from .test_loop import Stopper
@@ -318,7 +319,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> AdaptResult:
     return troubled(tmp_path_factory.mktemp("whole"))
 
 
-@pytest.mark.parametrize("step", [1, 4, 5, 6, 10, 11])
+@pytest.mark.parametrize("step", mostly_heavy([5, 6, 1, 4, 10, 11], 2))
 def test_resumed_before_or_after_going_back_it_ends_in_the_same_bits(
     tmp_path: Path, whole: AdaptResult, step: int
 ) -> None:
@@ -421,7 +422,7 @@ def uncut(tmp_path_factory: pytest.TempPathFactory) -> Whole:
     return guarded(tmp_path_factory.mktemp("uncut"), 0.9)
 
 
-@pytest.mark.parametrize("step", [2, 3, 5, 7, 8, 10])
+@pytest.mark.parametrize("step", mostly_heavy([3, 7, 2, 5, 8, 10], 2))
 def test_a_crash_anywhere_loses_neither_the_best_point_nor_the_way(tmp_path: Path, uncut: Whole, step: int) -> None:
     whole, guard = uncut
     with pytest.raises(PowerCutError):

@@ -16,6 +16,7 @@ from selfmask.backbones import load_backbone
 from selfmask.data import open_images
 from selfmask.errors import NotABackboneError
 from selfmask.training.quality import MISTAKES, Gain, Quality, as_quality, found_again, recognised, scored, similarities
+from tests.light import mostly_heavy
 
 from .small import network
 
@@ -217,7 +218,7 @@ def test_how_many_images_are_run_at_once_makes_no_difference(monkeypatch: pytest
 
 
 @pytest.mark.parametrize("training", [False, True])
-@pytest.mark.parametrize("norm", ["adapt", "frozen", "anchored"])
+@pytest.mark.parametrize("norm", mostly_heavy(["anchored", "adapt", "frozen"]))
 def test_measuring_changes_nothing(norm: str, training: bool) -> None:
     clean, copies = pictures()
     masked = tiny(norm).train(training)
