@@ -7,6 +7,8 @@ import errno
 import os
 import subprocess
 import sys
+import threading
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -25,6 +27,33 @@ def test_one_holder_at_a_time(tmp_path: Path) -> None:
     lock.close()
     Lock(tmp_path / "new" / "lock", "it").close(remove=True)
     assert not (tmp_path / "new" / "lock").exists()
+
+
+def test_one_thread_at_a_time(tmp_path: Path) -> None:
+    """Locks of the system are the process's, so threads need more: of eight that try at once, one gets it."""
+    for round_ in range(20):
+        held: list[Lock] = []
+        ready, tried = threading.Barrier(8), threading.Barrier(8)
+
+        def work(file: Path, held: list[Lock], ready: threading.Barrier, tried: threading.Barrier) -> None:
+            ready.wait()
+            with suppress(RunBusyError):
+                held.append(Lock(file, "a folder"))
+            tried.wait()
+
+        file = tmp_path / f"{round_}.lock"
+        threads = [threading.Thread(target=work, args=(file, held, ready, tried)) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(held) == 1
+        held[0].close()
+        again = Lock(file, "a folder")
+        held[0].close()  # once more: it is not the first one's any longer
+        with pytest.raises(RunBusyError):
+            Lock(file, "a folder")
+        again.close()
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import itertools
 import os
+import threading
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
@@ -24,6 +25,7 @@ _FCNTL, _MSVCRT = _optional("fcntl"), _optional("msvcrt")  # of Unix, and of Win
 _BUSY = {errno.EACCES, errno.EAGAIN, errno.EDEADLK}  # EDEADLK: what Windows says after trying for long
 _ATTEMPTS = 10
 _held: set[Path] = set()  # locks are the process's: they would not keep two writers of one process apart
+_reserving = threading.Lock()
 
 
 class Lock:
@@ -37,20 +39,30 @@ class Lock:
         busy = RunBusyError(
             f"another run is writing to {what}", todo="wait for it to end, or choose another place: --out"
         )
-        if self._place in _held:  # before the file is opened: closing it again would let go of the lock
-            raise busy
+        with _reserving:  # before the file is opened: closing it again would let go of the lock
+            if self._place in _held:
+                raise busy
+            _held.add(self._place)
+        try:
+            self._descriptor: int | None = self._taken(what, busy, error_type)
+        except BaseException:
+            _held.discard(self._place)
+            raise
+
+    def _taken(self, what: object, busy: RunBusyError, error_type: type[SelfmaskError]) -> int:
+        """The file, opened and locked."""
         for attempt in itertools.count():
             try:
-                file.parent.mkdir(parents=True, exist_ok=True)
-                self._descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
+                self.file.parent.mkdir(parents=True, exist_ok=True)
+                descriptor = os.open(self.file, os.O_RDWR | os.O_CREAT, 0o666)
             except OSError as error:
                 if isinstance(error, FileNotFoundError) and attempt < _ATTEMPTS:
                     continue  # whoever held it has just removed the folder
                 raise error_type(f"cannot write {what}", expected="a writable folder", **unwritable(error)) from error
             try:
-                _take(self._descriptor)
+                _take(descriptor)
             except OSError as error:
-                os.close(self._descriptor)
+                os.close(descriptor)
                 if error.errno in _BUSY:
                     raise busy from error
                 raise NoLocksError(
@@ -59,26 +71,27 @@ class Lock:
                     found=error.strerror or error,
                     todo="choose a folder on a local disk: --out",
                 ) from error
-            if self._is_there():
-                break
-            os.close(self._descriptor)  # whoever held it has removed it: by now there may be another
-        _held.add(self._place)
+            if self._is_there(descriptor):
+                return descriptor
+            os.close(descriptor)  # whoever held it has removed it: by now there may be another
+        raise AssertionError  # one of them is the last
 
-    def _is_there(self) -> bool:
+    def _is_there(self, descriptor: int) -> bool:
         try:
-            return os.path.samestat(os.fstat(self._descriptor), self.file.stat())
+            return os.path.samestat(os.fstat(descriptor), self.file.stat())
         except FileNotFoundError:
             return False
 
     def close(self, *, remove: bool = False) -> None:
         """Let go of it; with `remove`, leave no file behind."""
-        if self._place not in _held:
+        if self._descriptor is None:
             return
         windows = os.name == "nt"  # where what is open cannot be removed; elsewhere, what is let go of may be another's
         if remove and not windows:
             self._remove()
-        _held.discard(self._place)
         os.close(self._descriptor)
+        self._descriptor = None
+        _held.discard(self._place)  # last: whoever opens the file before it is closed would lose their lock
         if remove and windows:
             self._remove()
 
