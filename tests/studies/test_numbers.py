@@ -263,3 +263,12 @@ def _row(number: Number) -> tuple[str, str, str, str]:
 def _curve(study: str, setting: str, measure: str, table: str | None = None) -> dict[float, float]:
     numbers = [n for n in paper_numbers(study) if n.setting == setting and n.measure == measure]
     return {number.x or 0: number.value for number in numbers if table in (None, number.table)}
+
+
+def test_what_the_paper_rounds_is_found() -> None:
+    weights = 23_462_592
+    where = {"backbone": "swav/resnet50", "data": "cifar100", "measure": "knn"}
+    assert find("selective", setting="magnitude", x=0.05 * weights, **where) == 0.5369
+    assert find("selective", setting="magnitude", x=0.1 * weights, **where) == 0.6156
+    assert find("selective", setting="random", x=0.05 * weights, **where) == 0.5006
+    assert find("selective", setting="random", x=0.06 * weights, **where) is None

@@ -1,4 +1,4 @@
-"""Figures of studies: curves of all settings, with the spread over seeds, and the paper's own, dashed."""
+"""Figures of studies: curves of all settings, with the spread over seeds."""
 
 from __future__ import annotations
 

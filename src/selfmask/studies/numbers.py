@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import math
 from collections.abc import Sequence
 from functools import cache
 from importlib import resources
@@ -69,7 +70,9 @@ def find(study: str, **what: str | float | None) -> float | None:
     if unknown := set(what) - set(FIELDS):
         raise ConfigError("a number has no such field", expected=", ".join(FIELDS), found=", ".join(sorted(unknown)))
     found = [
-        number for number in paper_numbers(study) if all(getattr(number, key) == wanted for key, wanted in what.items())
+        number
+        for number in paper_numbers(study)
+        if all(_same(getattr(number, key), wanted) for key, wanted in what.items())
     ]
     if len({number.value for number in found}) > 1:
         open_fields = [key for key in FIELDS if len({getattr(number, key) for number in found}) > 1 and key != "value"]
@@ -79,6 +82,13 @@ def find(study: str, **what: str | float | None) -> float | None:
             todo=f"say which one: {', '.join(open_fields)}",
         )
     return found[0].value if found else None
+
+
+def _same(printed: str | float | None, wanted: str | float | None) -> bool:
+    """Numbers but for what the paper rounds: it has 1,173,129.5 where 5 % of the weights are 1,173,129.6."""
+    if isinstance(printed, float) and isinstance(wanted, int | float):
+        return math.isclose(printed, wanted, rel_tol=1e-6)
+    return printed == wanted
 
 
 def _number(row: dict[str, str]) -> Number:
