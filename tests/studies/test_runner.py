@@ -181,6 +181,17 @@ def test_needs_come_before_what_needs_them() -> None:
     assert list(in_order([third, first])) == [second, first, third]
 
 
+def test_cells_with_one_title_are_told_apart(tmp_path: Path) -> None:
+    class Same(Toy):
+        title = "the same"
+
+    display = StagesDisplay()
+    runner = Tasks(tmp_path, display)
+    runner.run_all([Same(SUBJECT, "a"), Same(SUBJECT, "b")])
+    assert len(display.shares) == 2
+    assert all(label.startswith("the same (") for label in display.shares)
+
+
 # ---- what is shown ---------------------------------------------------------------------------------------------------
 
 

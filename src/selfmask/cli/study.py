@@ -56,11 +56,10 @@ def study(
     selfmask study rules
     selfmask study rules --scale paper --dry-run
     """
-    from ..studies.catalogue import study_named
+    from ..studies.catalogue import STUDIES, study_named
     from ..studies.output import for_reading, lines_of, write
     from ..studies.runner import Part, Tasks, run_study
     from ..studies.scale import Scale
-    from ..studies.study import STUDIES
     from .display import ConsoleStages
 
     console = Console(stderr=as_json)

@@ -61,9 +61,9 @@ class Cells(ABC, Generic[C]):
 
     def run_all(self, cells: Sequence[C]) -> dict[C, dict[str, Any]]:
         """The results of all; those that are not there yet are run, in this order, unless somebody else runs them."""
-        costs = {cell.title: self.cost(cell) for cell in cells}
+        costs = {self.label(cell): self.cost(cell) for cell in cells}
         self.begin()
-        with self.display.stages(costs, [cell.title for cell in cells if self.is_finished(cell)]):
+        with self.display.stages(costs, [self.label(cell) for cell in cells if self.is_finished(cell)]):
             left = [cell for cell in cells if not self.is_finished(cell)]
             while left:
                 busy = [cell for cell in left if not self._ran(cell)]
@@ -78,7 +78,7 @@ class Cells(ABC, Generic[C]):
             return False
         with self._taken(cell) as taken:
             if taken and not self.is_finished(cell):
-                with self.display.stage(cell.title):
+                with self.display.stage(self.label(cell)):
                     self._try(cell)
                 gc.collect()  # models with graphs refer to themselves
         return taken
@@ -96,7 +96,7 @@ class Cells(ABC, Generic[C]):
             # Who diverges will again, and that is a result; anything else may be mended.
             key, file = (DIVERGED, RunFile.RESULT) if isinstance(error, DivergedRunError) else (FAILED, RunFile.FAILED)
             write_atomically(self.place(cell) / file, json.dumps({key: str(error)}).encode(), RunWriteError)
-            self.display.say(f"{cell.title} {key}: {error.what}")
+            self.display.say(f"{self.label(cell)} {key}: {error.what}")
 
     @contextmanager
     def _taken(self, cell: C) -> Iterator[bool]:
@@ -111,6 +111,10 @@ class Cells(ABC, Generic[C]):
             yield True
         finally:
             lock.close(remove=True)
+
+    def label(self, cell: C) -> str:
+        """What it is called on the display; no two cells may share one."""
+        return cell.title
 
     def is_ready(self, cell: C) -> bool:
         """Whether all that it needs is there."""

@@ -69,6 +69,9 @@ class Tasks(Cells[Task]):
         except DataUnavailableError:  # the cell will say so itself, and others have their data
             return 0.0
 
+    def label(self, cell: Task) -> str:
+        return f"{cell.title} ({cell.name[-4:]})"  # cells of a grid may differ in what no title says
+
     def is_ready(self, cell: Task) -> bool:
         return all(map(self.is_known, cell.needs))
 
