@@ -17,6 +17,7 @@ from torch import Tensor
 
 from selfmask.backbones import load_backbone
 from selfmask.cascade.clusters import Clusters
+from selfmask.cascade.config import ShapeConfig
 from selfmask.cascade.router import Router
 from selfmask.embedding.vectors import embed
 from selfmask.errors import ClusterError, ConfigError, CorruptCascadeError, RunDamagedError
@@ -180,3 +181,14 @@ def test_clusters_are_kept_and_damage_is_seen(tmp_path: Path, vectors: Tensor) -
 def test_settings_that_cannot_work_are_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         cascade_config(**changes)
+
+
+def test_gmm_nearest_goes_by_the_distance_to_the_centres_of_the_mixture() -> None:
+    features = torch.randn(300, 8, generator=torch.Generator().manual_seed(0))
+    plain, nearest = (
+        Router.fit(features, ShapeConfig(experts=3, components=4, router=name)) for name in ("gmm", "gmm-nearest")
+    )
+    assert torch.equal(plain.centres, nearest.centres)
+    z = (torch.nn.functional.normalize(features, dim=1) - nearest.mean) @ nearest.components
+    assert torch.equal(nearest(features), torch.cdist(z, nearest.centres).argmin(1))
+    assert not torch.equal(nearest(features), plain(features))

@@ -472,3 +472,8 @@ def test_models_that_cannot_be_sent_to_another_process_are_refused(tmp_path: Pat
     with pytest.raises(ConfigError, match="another process") as caught:
         fit(out, model=Unsendable(*network()), workers=2)
     assert "workers=1" in str(caught.value)
+
+
+def test_experts_may_see_a_number_of_images_as_in_the_paper() -> None:
+    config = CascadeConfig.preset("reference", expert_images=7_500_000)
+    assert [config.expert(0, 137_994, own).epochs for own in (10_000, 27_600, 50_000)] == [750, 272, 150]

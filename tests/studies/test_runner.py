@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from selfmask.errors import ConfigError, DivergedRunError, ForeignFolderError, RunError
+from selfmask.locks import Lock
 from selfmask.studies.output import as_csv, as_markdown, judged, lines_of, write
 from selfmask.studies.runner import Part, Tasks, findings, in_order, run_study
 from selfmask.studies.scale import Case, Scale
@@ -179,6 +181,26 @@ def test_needs_come_before_what_needs_them() -> None:
     first, second = Toy(SUBJECT, "1"), Toy(SUBJECT, "2")
     third = Toy(SUBJECT, "3", after=(second, first))
     assert list(in_order([third, first])) == [second, first, third]
+
+
+def test_a_cell_waits_for_what_somebody_else_is_running(tmp_path: Path) -> None:
+    base = Toy(SUBJECT, "base", 1.0)
+    runner, study = tasks(tmp_path), Pairs(("a", 0, Toy(SUBJECT, "a", 1.0, (base,))))
+    runner.begin()
+    place = runner.place(base)
+    elsewhere = Lock(place.with_name(f"{place.name}.lock"), place)
+
+    def finish() -> None:
+        time.sleep(0.5)
+        leave(place, {"value": 4.0})
+        elsewhere.close(remove=True)
+
+    other = threading.Thread(target=finish)
+    other.start()
+    found = run_study(study, Scale("laptop"), runner)
+    other.join()
+    assert RAN == ["a"]
+    assert list(found.values.values()) == [5.0]
 
 
 def test_cells_with_one_title_are_told_apart(tmp_path: Path) -> None:

@@ -79,3 +79,9 @@ def test_a_batch_that_cannot_be_shared_out_is_refused() -> None:
 def test_fewer_images_than_a_batch_are_refused_with_advice() -> None:
     with pytest.raises(TooFewImagesError, match="--batch-size 10"):
         steps(batch_size=64)
+
+
+def test_progress_by_the_epoch_goes_from_none_in_the_first_to_all_in_the_last() -> None:
+    made = steps()  # two steps an epoch
+    assert [made.progress_by_epoch(step, 8) for step in range(8)] == [0, 0, 1 / 3, 1 / 3, 2 / 3, 2 / 3, 1, 1]
+    assert [made.progress_by_epoch(step, 2) for step in range(2)] == [0, 0.5]
