@@ -100,6 +100,10 @@ class BaseWarning(UserWarning):
     """A base that could be checked only in part (a file of an earlier format), or whose tables are not as they were."""
 
 
+class DirectCallWarning(UserWarning):
+    """The base of a masked model was called by itself, where its mask does nothing."""
+
+
 class MaskWriteError(MaskFileError, OSError):
     """The file could not be written; what stood there before is untouched."""
 
@@ -124,6 +128,36 @@ class EmbedderError(SelfmaskError):
 
 class FeaturesWriteError(SelfmaskError, OSError):
     """The file of vectors could not be written; what stood there before is untouched, finished parts are kept."""
+
+    __str__ = Exception.__str__
+
+
+class CollectionError(SelfmaskError):
+    """Something is wrong with a collection of images; every error of reading or building one is of this kind."""
+
+
+class CorruptCollectionError(CollectionError):
+    """The folder is a collection, but damaged: cut short, altered, or made to mislead."""
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        expected: object = "a collection that `selfmask index` made",
+        found: object = None,
+        todo: str | None = "copy the folder again, or index the images again",
+    ) -> None:
+        super().__init__(what, expected=expected, found=found, todo=todo)
+
+
+class UnknownItemError(CollectionError, KeyError):
+    """The collection has no image, or no plane, of that number; or there is no collection."""
+
+    __str__ = Exception.__str__
+
+
+class CollectionWriteError(CollectionError, OSError):
+    """The collection could not be written; finished work is kept, and the same command goes on from there."""
 
     __str__ = Exception.__str__
 
@@ -262,8 +296,114 @@ class InterruptedRunError(RunError):
     """The run was asked to stop, and saved what it had."""
 
 
+class ExportError(SelfmaskError):
+    """Something that cannot be exported, or whose export is not what it was made from."""
+
+
+class ExportWriteError(ExportError, OSError):
+    """The export could not be written; what stood there before is untouched."""
+
+    __str__ = Exception.__str__
+
+
 class HeadError(SelfmaskError):
     """A head that is missing, damaged, or made for other classes."""
+
+
+class ServingError(SelfmaskError):
+    """A request that cannot be answered; every error of the server is of this kind."""
+
+
+class FailedError(ServingError):
+    """A fault of the server, not of the request: what it was is in its log."""
+
+
+class BadRequestError(ServingError, ValueError):
+    """A request that is not of the form that is expected."""
+
+
+class NotAllowedError(ServingError):
+    """A key is missing, or is not one that opens this."""
+
+
+class UnknownModelError(ServingError, KeyError):
+    """There is no mask of that name in the folder that is served."""
+
+    __str__ = Exception.__str__
+
+
+class UnusableModelError(ServingError):
+    """The file of a mask is there, but it is damaged, or made for another backbone."""
+
+
+class TakenNameError(ServingError):
+    """A mask of that name is there already, or is one that requests cannot change."""
+
+
+class TooLargeError(ServingError):
+    """A request with more bytes or more images than the server takes."""
+
+
+class BusyError(ServingError):
+    """As many images are waiting as the server holds; `after` are the seconds until it is worth trying again."""
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        expected: object = None,
+        found: object = None,
+        todo: str | None = None,
+        after: float = 1.0,
+    ) -> None:
+        super().__init__(what, expected=expected, found=found, todo=todo)
+        self.after = after
+
+
+class LateError(ServingError, TimeoutError):
+    """A request was not done by its deadline."""
+
+    __str__ = Exception.__str__
+
+
+class SlowRequestError(ServingError):
+    """A request whose bytes do not come in time."""
+
+
+class StoppingError(ServingError):
+    """The server finishes what it has, and takes no more."""
+
+
+class HubError(SelfmaskError):
+    """Something is wrong with the hub, or what is asked of it; every error of pushing and pulling is of this kind."""
+
+
+class HubAddressError(HubError, ValueError):
+    """A name that can be that of nothing on the hub."""
+
+    __str__ = Exception.__str__
+
+
+class HubAccessError(HubError):
+    """The hub does not know who asks, or does not allow it."""
+
+
+class HubNotFoundError(HubError):
+    """The hub has no such repository, revision or file; or does not show it to who asks."""
+
+
+class HubUnreachableError(HubError, OSError):
+    """The hub does not answer, broke off, or is not to be asked (offline mode)."""
+
+    __str__ = Exception.__str__
+
+
+class HubFileError(HubError):
+    """A file on the hub that is too large, or not what it should be."""
+
+
+class CardError(HubError):
+    """The hub refuses what the model card says."""
 
 
 def unwritable(error: OSError) -> dict[str, str]:

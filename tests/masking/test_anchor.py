@@ -22,6 +22,9 @@ from selfmask.masking.norms import Anchor
 
 from .architectures import assert_same_state, digits_base, perturb_scores, state_of
 
+# The base is called directly here, on purpose, to compare with.
+pytestmark = pytest.mark.filterwarnings("ignore::selfmask.errors.DirectCallWarning")
+
 ANCHORED = MaskConfig(norm="anchored")
 
 

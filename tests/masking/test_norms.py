@@ -16,6 +16,9 @@ from selfmask.maskfile import inspect_mask_file
 
 from .architectures import assert_same_state, digits_base, perturb_scores, state_of
 
+# The base is called directly here, on purpose, to compare with.
+pytestmark = pytest.mark.filterwarnings("ignore::selfmask.errors.DirectCallWarning")
+
 
 def batches(n: int = 4, seed: int = 0, size: int = 16) -> list[Tensor]:
     generator = torch.Generator().manual_seed(seed)

@@ -24,6 +24,9 @@ from .architectures import (
     timm_model,
 )
 
+# The base is called directly here, on purpose, to compare with.
+pytestmark = pytest.mark.filterwarnings("ignore::selfmask.errors.DirectCallWarning")
+
 
 def selected(model: nn.Module, select: str | list[str] = "auto", exclude: list[str] | None = None) -> list[str]:
     return list(get_masked_model(model, MaskConfig(select=select, exclude=exclude or [])).pack().sizes)

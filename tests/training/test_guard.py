@@ -30,6 +30,9 @@ from tests.light import mostly_heavy
 from .small import HOW, Clothes, config, network
 from .test_loop import Stopper
 
+# The base is called directly here, on purpose, to compare with.
+pytestmark = pytest.mark.filterwarnings("ignore::selfmask.errors.DirectCallWarning")
+
 NAN = float("nan")
 BACK, STOPPED = "returned to step", "stopped; step"
 

@@ -6,7 +6,7 @@ import dataclasses
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
@@ -18,10 +18,10 @@ from rich.progress import Progress as Bar
 
 from ..plain import plain
 from .console import Console, print_json
+from .pull import brought_here
 
 if TYPE_CHECKING:
     from ..cascade.model import Cascade
-    from ..embedding.features import Written
     from ..embedding.vectors import Progress
 
 
@@ -38,7 +38,10 @@ class Scale(StrEnum):
 
 UseWhat = Annotated[
     str,
-    typer.Argument(help="A run folder, a mask or cascade file (.smn), or the name of a backbone.", show_default=False),
+    typer.Argument(
+        help="A run folder, a mask or cascade file (.smn), what the hub has (hf://...), or the name of a backbone.",
+        show_default=False,
+    ),
 ]
 UseBackbone = Annotated[str | None, typer.Option(help="Backbone of the mask, if its file does not name one at hand.")]
 UseWeights = Annotated[Path | None, typer.Option(help="File with the backbone's weights.")]
@@ -95,6 +98,13 @@ def embed(
             show_default="that of the run",
         ),
     ] = None,
+    tokens: Annotated[
+        bool, typer.Option("--tokens", help="Write the tokens of the last layer: an array [tokens, width] per image.")
+    ] = False,
+    feature_map: Annotated[
+        str | None,
+        typer.Option(metavar="LAYER", help="Write the output of a layer: an array per image.", show_default=False),
+    ] = None,
     max_pixels: UseMaxPixels = None,
     backbone: UseBackbone = None,
     weights: UseWeights = None,
@@ -109,18 +119,24 @@ def embed(
     from ..commands.opening import load_embedder
     from ..data import open_images
     from ..data.images import MAX_PIXELS
+    from ..embedding.dense import dense
     from ..embedding.features import write_features
-    from ..embedding.mapping import fit_map, load_map, map_of_run, with_map
+    from ..embedding.mapping import fit_map, map_of_run, whitened
     from ..evaluation.feature_map import power_named
 
     console = Console(stderr=as_json)
 
-    power = power_named("auto" if whiten is None else whiten)
+    if tokens or feature_map is not None:
+        _check_dense(tokens, feature_map, whiten, map_file)
+    power_named("auto" if whiten is None else whiten)  # a wrong one is said before the work
+    what = brought_here(what, console)
     embedder = load_embedder(what, backbone=backbone, weights=weights, size=size, may_use=may_use)
     if isinstance(cascade := embedder.model, Cascade):
         cascade.scale = cascade.scale if scale is None else scale.value
         embedder = dataclasses.replace(embedder, variant=combination.value)
         say_scale(cascade, console.say)
+    if tokens or feature_map is not None:
+        embedder = dense(embedder, feature_map)
     source = open_images(images, split=split, max_pixels=MAX_PIXELS if max_pixels is None else max_pixels)
     start = time.monotonic()
     if whiten is not None or map_file is not None:
@@ -130,8 +146,7 @@ def embed(
                 fitted = fit_map(embedder, source, batch_size=batch_size or embedder.batch_size, progress=progress)
             fitted.save(file)
             console.say(f"a map was fitted to {fitted.images:,} images and written to {file}")
-        found = load_map(file, embedder)
-        embedder = with_map(embedder, found if power is None else found.at(power))
+        embedder = whitened(embedder, what, "auto" if whiten is None else whiten, file)
     with progress_on(console, "embedding") as progress:
         written = write_features(
             out,
@@ -142,17 +157,29 @@ def embed(
             say=console.say,
         )
     seconds = time.monotonic() - start
-    listed = list_bad(out, written)
+    listed = list_bad(out, written.bad)
     speed = (len(source) - written.resumed) / seconds
     if as_json:
         summary = {"out": str(out), "images": len(source), **dataclasses.asdict(written), "seconds": seconds}
+        if embedder.shape:
+            summary |= {"shape": list(embedder.shape)}
         if embedder.map is not None:
             summary |= {"map": embedder.map.sha256, "power": embedder.map.power}
         print_json(summary | {"images_per_second": speed})
         return
-    console.say(f"{written.rows:,} vectors of length {written.width} written to {out} ({speed:,.0f} images/s)")
+    what = f"arrays of shape {list(embedder.shape)}" if embedder.shape else f"vectors of length {written.width}"
+    console.say(f"{written.rows:,} {what} written to {out} ({speed:,.0f} images/s)")
     if listed is not None:
         console.say(f"{len(written.bad):,} images could not be read and have no vector: see {listed}")
+
+
+def _check_dense(tokens: bool, feature_map: str | None, whiten: str | None, map_file: Path | None) -> None:
+    from ..errors import ConfigError
+
+    if tokens and feature_map is not None:
+        raise ConfigError("--tokens and --feature-map exclude each other", todo="give one of them")
+    if whiten is not None or map_file is not None:
+        raise ConfigError("only vectors can be whitened", todo="leave out --whiten and --map")
 
 
 def say_scale(cascade: Cascade, say: Callable[[str], None]) -> None:
@@ -161,17 +188,17 @@ def say_scale(cascade: Cascade, say: Callable[[str], None]) -> None:
         say(f"the cascade's vectors are scaled ({cascade.scale}); to learn from few labels, use --scale none")
 
 
-def list_bad(out: Path, written: Written) -> Path | None:
+def list_bad(out: Path, bad: Sequence[tuple[str, str]]) -> Path | None:
     """Name the images without a vector in a file next to the output; None if there are none."""
     from ..errors import FeaturesWriteError
     from ..files import write_atomically
 
     listed = out.with_name(f"{out.name}.bad.txt")
-    if not written.bad:
+    if not bad:
         if _is_list(listed):  # of an earlier run
             listed.unlink(missing_ok=True)
         return None
-    text = "".join(f"{plain(name)}\t{plain(why)}\n" for name, why in written.bad)
+    text = "".join(f"{plain(name)}\t{plain(why)}\n" for name, why in bad)
     write_atomically(listed, text.encode("utf-8", "backslashreplace"), FeaturesWriteError)
     return listed
 

@@ -21,6 +21,7 @@ from ..evaluation.metrics import score
 from ..files import RunFile
 from ..maskfile import Fingerprints, state_of
 from ..masking import MaskConfig, MaskedModel
+from ..masking.direct import base_meant
 from ..objectives import Objective
 from ..objectives.heads import Head, LinearHead, MaskedHead, TextHead, head_of
 from ..objectives.supervised import Supervised
@@ -468,7 +469,8 @@ def _check_head(config: TrainConfig, head: Head | None) -> None:
 
 
 def _vectors(model: nn.Module, images: Images, preprocessing: Preprocessing) -> tuple[Tensor, Tensor]:
-    vectors, kept = embed(model, images, preprocessing)
+    with base_meant():
+        vectors, kept = embed(model, images, preprocessing)
     assert images.labels is not None
     return vectors, torch.tensor(images.labels)[kept]
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ..evaluation.feature_map import FeatureMap
-from ..maskfile import Fingerprints
+from ..maskfile import Fingerprints, PackedMask
 from ..masking import MaskedModel
 from ..objectives.heads import Head
 from ..preprocessing import Preprocessing
@@ -47,6 +47,7 @@ class Embedder:
     head: what was trained with the model to tell classes.
     batch_size: images to run at a time, where the user does not say.
     map: what the vectors go through at the end.
+    shape: of an image's array, where that is not a vector (`embedding/dense.py`); rows are these, flattened.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Embedder:
     variant: str = ""
     batch_size: int = 64
     map: FeatureMap | None = None
+    shape: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.variants is None:
@@ -116,8 +118,12 @@ class MaskVariants:
             base = base_fingerprint(self.masked.base, self.masked.fingerprints)
         if variant == FROZEN:
             return base
-        mask = self.masked.pack()
-        return _hash([base, mask.sha256, Fingerprints().of(mask.norm), mask.config])
+        return mask_fingerprint(base, self.masked.pack())
+
+
+def mask_fingerprint(base: str, mask: PackedMask) -> str:
+    """A hash of all that the vectors of a mask depend on; base: the fingerprint of its base."""
+    return _hash([base, mask.sha256, Fingerprints().of(mask.norm), mask.config])
 
 
 class TunedVariants:

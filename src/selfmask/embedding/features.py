@@ -28,7 +28,8 @@ from ..locks import Lock
 from .embedder import Embedder
 from .vectors import EmbeddedBatch, Progress, embed_batches
 
-_PART = 2048  # images between two saves
+_PART = 2048  # images between two saves, at most
+_PART_BYTES = 64 << 20  # of their vectors, at most, or those of one batch: so many are held in memory
 _ROUNDS = 4  # how often to look for parts that are to be made, or made again because their images changed
 _OURS = re.compile(r"[0-9a-f]{12}(-\d{6}\.npz|\.json)")  # names in the folder of parts
 
@@ -107,7 +108,8 @@ class _Parts:
     ) -> None:
         self.embedder, self.images, self.batch_size, self._say = embedder, images, batch_size, say
         # Whole batches, so that a resumed run cuts the images into the same batches: outputs depend on them, slightly.
-        self.size = max(1, _PART // batch_size) * batch_size
+        images_a_part = min(_PART, _PART_BYTES // (4 * embedder.width))
+        self.size = max(1, images_a_part // batch_size) * batch_size
         folder, about = _folder(path), self._about()
         text = json.dumps(about, indent=2)
         run = hashlib.sha256(text.encode()).hexdigest()[:12]
@@ -285,12 +287,16 @@ def _format(path: Path) -> Assemble:
 
 
 def _npz(path: Path, names: list[str], embedder: Embedder, parts: list[Path]) -> None:
-    """`names` and `vectors`, uncompressed, as numpy.savez would write them, but without holding them in memory."""
-    header = {"descr": "<f4", "fortran_order": False, "shape": (len(names), embedder.width)}
+    """`names` and `vectors`, uncompressed, as numpy.savez would write them, but without holding them in memory.
+
+    Arrays that are no vectors are `features` [images, ...].
+    """
+    shape = (len(names), *(embedder.shape or (embedder.width,)))
+    header = {"descr": "<f4", "fortran_order": False, "shape": shape}
     with _assembled(path) as file, zipfile.ZipFile(file, "w") as archive:
         with _member(archive, "names") as member:
             np.lib.format.write_array(member, np.array(names, np.str_), allow_pickle=False)
-        with _member(archive, "vectors") as member:
+        with _member(archive, "features" if embedder.shape else "vectors") as member:
             np.lib.format.write_array_header_1_0(member, header)
             for vectors in _vectors(parts):
                 member.write(np.ascontiguousarray(vectors, "<f4").data)
@@ -300,13 +306,19 @@ def _npz(path: Path, names: list[str], embedder: Embedder, parts: list[Path]) ->
 
 
 def _parquet(path: Path, names: list[str], embedder: Embedder, parts: list[Path]) -> None:
-    """Columns `name` (string) and `vector` (list of float32, of fixed size); a row group a part."""
+    """Columns `name` (string) and `vector` (list of float32, of fixed size); a row group a part.
+
+    Arrays that are no vectors are flattened to `features`; the schema's metadata has their shape.
+    """
     import pyarrow as pa  # of an extra
     import pyarrow.parquet as pq
 
     width = embedder.width
-    notes = None if embedder.map is None else {"selfmask.map": embedder.map.sha256}
-    schema = pa.schema([("name", pa.string()), ("vector", pa.list_(pa.float32(), width))], metadata=notes)
+    notes = {} if embedder.map is None else {"selfmask.map": embedder.map.sha256}
+    notes |= {"selfmask.shape": json.dumps(embedder.shape)} if embedder.shape else {}
+    column = "features" if embedder.shape else "vector"
+    fields = [("name", pa.string()), (column, pa.list_(pa.float32(), width))]
+    schema = pa.schema(fields, metadata=notes or None)
     with _assembled(path) as file, pq.ParquetWriter(file, schema, use_dictionary=False) as writer:
         start = 0
         for vectors in _vectors(parts):

@@ -12,7 +12,7 @@ from torch import Tensor
 from ..data import Images
 from ..data.sources import SomeImages
 from ..errors import FeatureMapError
-from ..evaluation.feature_map import FeatureMap, MadeFor, sample
+from ..evaluation.feature_map import FeatureMap, MadeFor, power_named, sample
 from ..files import RunFile
 from .embedder import Embedder
 from .vectors import Progress, embed_batches
@@ -58,6 +58,13 @@ def map_of_run(what: str | Path) -> Path:
             todo="give a file: --map FILE (if it does not exist, a map is fitted to these images and written to it)",
         )
     return file
+
+
+def whitened(embedder: Embedder, what: str | Path, power: str = "auto", map_file: Path | None = None) -> Embedder:
+    """The embedder with its vectors going through the map of a run, or of a file; power: as a user writes it."""
+    chosen = power_named(power)
+    found = load_map(map_file or map_of_run(what), embedder)
+    return with_map(embedder, found if chosen is None else found.at(chosen))
 
 
 def with_map(embedder: Embedder, whiten: FeatureMap) -> Embedder:

@@ -132,10 +132,15 @@ def _load(images: ImageSource, number: int, preprocessing: Preprocessing) -> Ten
 def _run(model: nn.Module, prepared: _Prepared, preprocessing: Preprocessing) -> EmbeddedBatch:
     if prepared.pixels is None:
         return EmbeddedBatch([], torch.empty(0, 0), prepared.bad)
+    return EmbeddedBatch(prepared.indices, run_batch(model, prepared.pixels, preprocessing), prepared.bad)
+
+
+def run_batch(model: nn.Module, images: Tensor, preprocessing: Preprocessing) -> Tensor:
+    """The vectors of one batch, float32 on the CPU: of uint8 images [n, 3, H, W] that have been fitted."""
     with torch.inference_mode():
         parameter = next(model.parameters(), torch.empty(0))
         # On a CPU, convolutional networks run faster in this layout (ResNet-18 about 1.5 times); a ViT does not care.
-        pixels = prepared.pixels.to(parameter.device, torch.float32, memory_format=torch.channels_last)
+        pixels = images.to(parameter.device, torch.float32, memory_format=torch.channels_last)
         features = model(normalised(pixels, preprocessing).to(parameter.dtype))
     # Cloned outside of inference mode: an ordinary tensor, that can be trained on.
-    return EmbeddedBatch(prepared.indices, as_vectors(features).float().cpu().clone(), prepared.bad)
+    return as_vectors(features).float().cpu().clone()

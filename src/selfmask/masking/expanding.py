@@ -57,7 +57,7 @@ def write_scored(
     scores: Weights, config: MaskConfig, progress: float, chosen: Weights, weights: Weights, blank: Weights
 ) -> dict[str, Scales]:
     """`Write` the mask that these scores give at this point of training."""
-    counts, parts = [], {name: _parts(name, out, config.alpha_of) for name, out in blank.items()}
+    counts, parts = [], {name: parts_of(name, out, config.alpha_of) for name, out in blank.items()}
     for name, out in blank.items():
         write_mask(scores[name], config, progress, chosen.get(name), out)
         counts += [count_ones(part) for part in out.chunk(parts[name])]
@@ -78,7 +78,7 @@ def write_packed(mask: PackedMask, weights: Weights, blank: Weights) -> dict[str
         weight, flags = weights[name], mask.chosen.get(name)
         chosen = None if flags is None else unpack_bits(flags, weight.numel()).view(weight.shape)
         unpack_mask_(mask.bits[name], chosen, out)
-        parts = _parts(name, out, mask.config.get("alpha_of"))
+        parts = parts_of(name, out, mask.config.get("alpha_of"))
         if parts == 1:
             on = [mask.active[name] + weight.numel() - mask.sizes[name]]
         else:
@@ -88,6 +88,6 @@ def write_packed(mask: PackedMask, weights: Weights, blank: Weights) -> dict[str
     return inverse
 
 
-def _parts(name: str, weight: Tensor, alpha_of: str | None) -> int:
+def parts_of(name: str, weight: Tensor, alpha_of: str | None) -> int:
     """How many parts of a tensor have an alpha of their own."""
     return projections_in(name, len(weight)) if alpha_of == "projection" else 1

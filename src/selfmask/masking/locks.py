@@ -34,6 +34,11 @@ class BaseLock:
         for part in self._parts:
             part.acquire()
 
+    @property
+    def is_held(self) -> bool:
+        """Whether this thread holds it."""
+        return bool(self._parts[0]._is_owned())  # type: ignore[attr-defined]  # as threading.Condition asks
+
     def __exit__(self, *_: object) -> None:
         for part in reversed(self._parts):
             part.release()

@@ -16,6 +16,7 @@ from ..maskfile import Fingerprints, Members, PackedMask, state_of
 from ..maskfile.norm_codes import rounded
 from ..preprocessing import Preprocessing
 from .config import MaskConfig
+from .direct import watch
 from .expanding import EffectiveWeights
 from .layers import layers_of
 from .locks import BaseLock, exclusive
@@ -222,6 +223,10 @@ class Masks(nn.Module):
                 todo="disable it: model.set_grad_checkpointing(False)",
             )
         self.base.requires_grad_(False)
+        self._watch()
+
+    def _watch(self) -> None:
+        watch(self, self.base, next(iter(self._tied.values()), ()))
 
     def _add_scores(self, config: MaskConfig, names: list[str]) -> None:
         of_norms = {f"{name}.{kind}" for name in norm_layers(self.base) for kind in ("weight", "bias")}
@@ -311,3 +316,4 @@ class Masks(nn.Module):
         super().__setstate__(state | {"_fingerprints": Fingerprints()})  # type: ignore[no-untyped-call]
         self.lock = BaseLock(self.base)
         self._fingerprints.adopt(self._hashed(), state["_fingerprints"])
+        self._watch()

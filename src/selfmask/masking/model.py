@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from functools import cache, partial
+from functools import cache, partial, wraps
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from ..errors import ConfigError
+from ..errors import ConfigError, ExportError
 from ..maskfile import MaskSource
 from ..preprocessing import of_file
 from .config import MaskConfig
+from .direct import base_meant, unwatch
 from .effective import unpack_mask_
 from .expanding import Write, write_packed, write_scored
 from .locks import BaseLock, exclusive
@@ -71,8 +72,8 @@ class MaskedModel(StoredMasks):
     ) -> MaskedModel:
         """Apply the mask in a file to its base. With `is_trainable`, it gets scores, so that training can continue.
 
-        `path` may also be the bytes of a file, or an open file (`maskfile.OpenedMask`). `size` is that of the images,
-        where it is to be another than the file says, or far larger than the base's own.
+        `path` may also be the bytes of a file, an open file (`maskfile.OpenedMask`), or on the hub (see `load_mask`).
+        `size` is that of the images, where it is to be another than the file says, or far larger than the base's own.
         """
         if is_trainable and name != DEFAULT:
             raise ConfigError("a trainable mask cannot have a name of its own", expected=DEFAULT, found=name)
@@ -108,7 +109,29 @@ class MaskedModel(StoredMasks):
 
     @exclusive
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self._run(self._replacements(), *args, **kwargs)
+        with base_meant():
+            return self._run(self._replacements(), *args, **kwargs)
+
+    @exclusive
+    def call(self, method: str, /, *args: Any, **kwargs: Any) -> Any:
+        """Any method of the base, by its name, with masked weights in place: `masked.call("forward_head", tokens)`."""
+        if not callable(getattr(self.base, method, None)):
+            raise ConfigError(
+                f"the base has no method {method!r}",
+                expected=f"a method of {type(self.base).__name__}",
+                todo="timm's networks have forward_features, forward_head and forward_intermediates",
+            )
+        named = {f"base.{name}": value for name, value in self._replacements().items()}
+        with base_meant():
+            return functional_call(_Method(self.base, method), named, args, kwargs, tie_weights=False)
+
+    def forward_features(self, *args: Any, **kwargs: Any) -> Any:
+        """The base's features before pooling, as timm's networks give them: maps [B, C, H, W] or tokens [B, N, C]."""
+        return self.call("forward_features", *args, **kwargs)
+
+    def forward_intermediates(self, *args: Any, **kwargs: Any) -> Any:
+        """The features of several depths, as timm's networks give them."""
+        return self.call("forward_intermediates", *args, **kwargs)
 
     def _run(self, replacements: dict[str, Tensor], /, *args: Any, **kwargs: Any) -> Any:
         """The base, with other tensors in place while it runs: who calls this holds the lock."""
@@ -164,7 +187,8 @@ class MaskedModel(StoredMasks):
         was_training = self.training
         self.base.eval()
         try:
-            return self.base(*args, **kwargs)
+            with base_meant():
+                return self.base(*args, **kwargs)
         finally:
             self.train(was_training)
 
@@ -191,6 +215,7 @@ class MaskedModel(StoredMasks):
     def merge_and_unload(self) -> nn.Module:
         """A copy of the base with the active mask merged into its weights: a plain module, independent of selfmask."""
         dense = copy.deepcopy(self.base)
+        unwatch(dense)
         active = self.active_mask
         weights = {} if active is None else self._effective_weights(self._known(active))
         replaced = weights | ({} if active is None else self._kept_statistics(active))
@@ -267,11 +292,36 @@ class MaskedModel(StoredMasks):
             self.train(was_training)
 
 
+class _Method(nn.Module):
+    """A method of a base, where a module is wanted."""
+
+    def __init__(self, base: nn.Module, method: str) -> None:
+        super().__init__()
+        self.base, self.method = base, method
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self.base, self.method)(*args, **kwargs)
+
+
 @cache
 def _keep_from_compiler() -> None:
     """What decides which tensors the base gets is not compiled; the base is.
 
     Before there is a masked model, not on import: asking for it loads the compiler, which takes as long as torch.
     """
-    for name, recursive in (("forward", False), ("_replacements", True)):
-        setattr(MaskedModel, name, torch.compiler.disable(getattr(MaskedModel, name), recursive))  # type: ignore[no-untyped-call]
+    for name, recursive in (("forward", False), ("call", False), ("_replacements", True)):
+        kept = torch.compiler.disable(getattr(MaskedModel, name), recursive)  # type: ignore[no-untyped-call]
+        setattr(MaskedModel, name, kept if recursive else _not_exported(kept))
+
+
+def _not_exported(method: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(method)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_exporting():
+            raise ExportError(
+                "a masked model cannot be exported as it is, because it computes its weights when it is called",
+                todo="export the base with the mask in place: torch.export.export(masked.view(), ...)",
+            )
+        return method(*args, **kwargs)
+
+    return run

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ConfigError
+from .direct import unwatch
 
 
 @torch.no_grad()
@@ -26,6 +27,7 @@ def view_of(base: nn.Module, weights: Mapping[str, Tensor], buffers: Mapping[str
     copies |= {id(parameters[name]): _fixed(weight) for name, weight in weights.items()}
     copies |= {id(own_buffers[name]): value.detach().clone() for name, value in buffers.items()}
     view = copy.deepcopy(base, copies).eval()
+    unwatch(view)
     for names, own, found in (
         (weights, parameters, dict(view.named_parameters(remove_duplicate=False))),
         (buffers, own_buffers, dict(view.named_buffers(remove_duplicate=False))),
