@@ -1,0 +1,187 @@
+"""Masks that change places quickly: what it takes to put one in place, and views whose mask can be exchanged.
+
+A mask leaves no weight as it is, because those that are on are divided by alpha. So putting one in place is a pass over
+the weights, W / alpha, which is as fast as memory; what the mask itself adds are its weights that are off, and they
+are kept so that they cost in proportion to their number: as positions where they are few, as the gaps between them
+where there are more, and as bits only where an eighth or more is off. In any case a bit a weight at most.
+
+Nothing is allocated: fresh pages cost more than all of the arithmetic.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from ..maskfile import Bits, PackedMask, unpack_bits
+from .effective import Scales, inverse_alpha, unpack_mask_
+from .expanding import parts_of
+from .norms import norm_buffers, saved_statistics
+from .selection import tied_names
+from .views import view_of
+
+_FEW = 32  # weights for each that is off, at least: positions of 4 bytes then take no more than a bit a weight
+_SOME = 8  # the same for gaps of a byte
+_FAR = 255  # a gap of this many or more goes on in the next byte
+
+
+@dataclasses.dataclass(frozen=True)
+class OffWeights:
+    """Which weights of a tensor are off, in the order in which they lie in memory, and 1 / alpha of its parts."""
+
+    scales: Scales
+    positions: npt.NDArray[np.int32] | None = None
+    gaps: npt.NDArray[np.uint8] | None = None
+    far: bool = False
+    """Whether some gap takes more than one byte."""
+    bits: Bits | None = None
+    """Of all weights, 1 where on."""
+
+    @property
+    def nbytes(self) -> int:
+        return sum(part.nbytes for part in (self.positions, self.gaps, self.bits) if part is not None)
+
+    @staticmethod
+    def of(on: npt.NDArray[np.bool_], scales: Scales) -> OffWeights:
+        """on: flags of all weights, in the order of memory."""
+        off = np.flatnonzero(~on)
+        if len(off) * _FEW <= len(on):
+            return OffWeights(scales, positions=off.astype(np.int32))
+        if len(off) * _SOME <= len(on):
+            steps = np.diff(off, prepend=0)
+            more = steps // _FAR
+            if not more.any():
+                return OffWeights(scales, gaps=steps.astype(np.uint8))
+            if len(off) + int(more.sum()) <= len(on) // 8:
+                # Every full step of 255 goes before the rest of its gap.
+                gaps = np.full(len(off) + int(more.sum()), _FAR, np.uint8)
+                gaps[np.cumsum(more + 1) - 1] = steps % _FAR
+                return OffWeights(scales, gaps=gaps, far=True)
+        return OffWeights(scales, bits=np.packbits(on))
+
+    def write(self, weight: Tensor, out: Tensor) -> None:
+        """The effective weight into `out`; both are flat, in the order of memory."""
+        if self.bits is not None:
+            unpack_mask_(self.bits, None, out)
+            for part, own, scale in zip(*_chunks(self.scales, out, weight), self.scales, strict=True):
+                torch.addcmul(part.new_zeros(()), own, part, value=scale, out=part)
+            return
+        for part, own, scale in zip(*_chunks(self.scales, out, weight), self.scales, strict=True):
+            # Added to zero, as `apply_mask_` does it: to the bit the same, also where a weight is -0.
+            torch.add(part.new_zeros(()), own, alpha=scale, out=part)
+        off = self.positions_of()
+        if len(off):
+            out.index_fill_(0, torch.from_numpy(off).to(out.device), 0)
+
+    def positions_of(self) -> npt.NDArray[np.int64]:
+        """Of the weights that are off, where they are not kept as bits."""
+        if self.gaps is None:
+            assert self.positions is not None
+            return self.positions.astype(np.int64)
+        found = np.cumsum(self.gaps, dtype=np.int64)
+        return found[self.gaps != _FAR] if self.far else found
+
+
+@dataclasses.dataclass(frozen=True)
+class Switch:
+    """All that it takes to put a mask in place of another: its weights that are off, and its statistics."""
+
+    off: Mapping[str, OffWeights]
+    norm: Mapping[str, Tensor]
+
+    @property
+    def nbytes(self) -> int:
+        """Of memory that is its own."""
+        return sum(each.nbytes for each in self.off.values()) + sum(value.nbytes for value in self.norm.values())
+
+    @staticmethod
+    def of(mask: PackedMask, base: nn.Module) -> Switch:
+        """Of a mask that was read for this base."""
+        parameters = dict(base.named_parameters(remove_duplicate=False))
+        return Switch({name: _off(mask, name, parameters[name]) for name in mask.bits}, dict(mask.norm))
+
+
+def _off(mask: PackedMask, name: str, weight: Tensor) -> OffWeights:
+    on = unpack_bits(mask.bits[name], mask.sizes[name])
+    if (flags := mask.chosen.get(name)) is not None:
+        chosen, bits = unpack_bits(flags, weight.numel()), on
+        on = torch.ones(weight.numel(), dtype=torch.bool)
+        on[chosen] = bits
+    parts = parts_of(name, weight, mask.config.get("alpha_of"))
+    counts = [int(part.sum()) for part in on.chunk(parts)]
+    scales = tuple(inverse_alpha(count, weight.numel() // parts) for count in counts)
+    like = _dense(weight)
+    strides = like.stride()
+    order = sorted(range(like.ndim), key=lambda dim: (-strides[dim], dim))
+    return OffWeights.of(on.view(weight.shape).permute(order).flatten().numpy(), scales)
+
+
+class SpareView:
+    """A view of a base (`views.view_of`) whose mask can be exchanged for another, in the memory that it has.
+
+    To the bit, it is then what `MaskedModel.view` makes of that mask. Only one thread may exchange its mask at a time,
+    and nobody may run it meanwhile.
+    """
+
+    def __init__(self, base: nn.Module) -> None:
+        self._base = base
+        self._owner: dict[str, str] = {}  # of all names of a masked tensor: the one that speaks for them
+        self._own: dict[str, tuple[Tensor, Tensor]] = {}  # the base's weights and ours, flat
+        self._masked: set[str] = set()  # those of them that are not as in the base
+        self._renew([])
+
+    @torch.no_grad()
+    def put(self, switch: Switch | None) -> None:
+        """Put a mask in place, whatever was there; None is the base as it is."""
+        off = {} if switch is None else switch.off
+        if not self._owner.keys() >= off.keys():
+            self._renew([*self._own, *(name for name in off if name not in self._owner)])
+        before, self._masked = self._masked, set()
+        for name, each in off.items():
+            if (owner := self._owner[name]) not in self._masked:
+                each.write(*self._own[owner])
+                self._masked.add(owner)
+        for name in before - self._masked:
+            weight, own = self._own[name]
+            own.copy_(weight)
+        norm = {} if switch is None else switch.norm
+        for name, (value, own) in self._statistics.items():
+            own.copy_(norm.get(name, value))
+
+    def _renew(self, names: list[str]) -> None:
+        """Give these tensors memory of their own. Masks of the same tensors share it, so that it happens once."""
+        with torch.inference_mode(False):
+            parameters = {name: each.detach() for name, each in self._base.named_parameters(remove_duplicate=False)}
+            tied = tied_names(self._base, names)
+            blank = {name: torch.empty_like(_dense(parameters[name])) for name in tied}
+            self._owner = {alias: name for name, aliases in tied.items() for alias in aliases}
+            statistics = saved_statistics(norm_buffers(self._base))
+            self.module = view_of(self._base, {alias: blank[name] for alias, name in self._owner.items()}, statistics)
+            self._own = {name: (_flat(_dense(parameters[name])), _flat(own)) for name, own in blank.items()}
+            buffers = norm_buffers(self.module)
+            self._statistics = {name: (value, buffers[name]) for name, value in statistics.items()}
+            self._masked = set(self._own)  # blank memory is not as in the base
+
+    @property
+    def nbytes(self) -> int:
+        """Of memory that it does not share with the base."""
+        return sum(own.nbytes for _, own in (*self._own.values(), *self._statistics.values()))
+
+
+def _dense(weight: Tensor) -> Tensor:
+    """The weight, if it fills its memory without holes; else a copy that does."""
+    return weight if torch.empty_like(weight).stride() == weight.stride() else weight.contiguous()
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    """A dense tensor in the order in which it lies in memory."""
+    return tensor.as_strided((tensor.numel(),), (1,))
+
+
+def _chunks(scales: Scales, *tensors: Tensor) -> list[Sequence[Tensor]]:
+    return [tensor.chunk(len(scales)) for tensor in tensors]

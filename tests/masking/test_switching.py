@@ -1,0 +1,115 @@
+"""Views whose mask is exchanged in place: to the bit what `MaskedModel.view` makes, whatever was there before."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from selfmask import MaskConfig, MaskedModel, get_masked_model
+from selfmask.masking.switching import OffWeights, SpareView, Switch
+
+
+class Net(nn.Module):
+    """Two convolutions, a norm, a tied pair and a fused projection, whose parts have scales of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 16, 3)
+        self.norm = nn.BatchNorm2d(16)
+        self.attention = nn.MultiheadAttention(16, 2, batch_first=True)
+        self.one = nn.Linear(16, 16)
+        self.two = nn.Linear(16, 16)
+        self.two.weight = self.one.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.norm(self.conv(x)).flatten(2).mT
+        y, _ = self.attention(y, y, y)
+        z: torch.Tensor = self.two(self.one(y)).mean(1)
+        return z
+
+
+def base() -> Net:
+    torch.manual_seed(0)
+    net = Net().eval()
+    net.conv.weight.data[0, 0, 0, 0] = -0.0
+    return net
+
+
+def mask_file(path: Path, off: float, seed: int, **settings: object) -> Path:
+    """A mask with this share of weights off, and statistics of its own."""
+    masked = get_masked_model(base(), MaskConfig(**settings))  # type: ignore[arg-type]
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for score in masked.scores.parameters():
+            score.fill_(1).masked_fill_(torch.rand(score.shape, generator=generator) < off, -1)
+    masked.train()(torch.randn(4, 3, 9, 9, generator=generator))
+    masked.eval().save_pretrained(path)
+    return path
+
+
+CASES: list[tuple[float, dict[str, object]]] = [
+    (0.0, {}),
+    (0.01, {}),
+    (0.08, {}),
+    (0.5, {}),
+    (1.0, {}),
+    (0.3, {"fraction": 0.4}),
+    (0.1, {"alpha_of": "projection", "select": "all"}),
+    (0.05, {"select": ("conv.weight",)}),
+    (0.05, {"norm": "frozen"}),
+]
+
+
+def same_state(one: nn.Module, other: nn.Module) -> None:
+    for name, value in one.state_dict().items():
+        if not name.endswith("num_batches_tracked"):
+            assert torch.equal(value, other.state_dict()[name]), name
+            assert torch.equal(value.signbit(), other.state_dict()[name].signbit()), name
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_any_mask_in_place_of_any_other_is_the_view_of_it(tmp_path: Path, layout: torch.memory_format) -> None:
+    net = base()
+    files = [mask_file(tmp_path / f"{n}.smn", off, n, **settings) for n, (off, settings) in enumerate(CASES)]
+    net.to(memory_format=layout)
+    masked = MaskedModel(net)
+    for number, file in enumerate(files):
+        masked.load_mask(file, str(number))
+    switches = [Switch.of(masked.read_mask(file), net) for file in files]
+    spare, images = SpareView(net), torch.randn(2, 3, 9, 9)
+    order = [*range(len(CASES)), *torch.randperm(len(CASES)).tolist(), 0, len(CASES) - 1]
+    for number in order:
+        spare.put(switches[number])
+        expected = masked.view(str(number))
+        same_state(expected, spare.module)
+        assert torch.equal(expected(images), spare.module(images))
+    spare.put(None)
+    same_state(net, spare.module)
+
+
+@given(st.integers(1, 3000), st.floats(0, 1), st.integers(0, 100))
+def test_what_is_off_is_kept_in_a_bit_a_weight_and_comes_back(count: int, share: float, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    on = random.random(count) >= share
+    if seed % 3 == 0:
+        on[: count // 2] = True  # a gap of more than a byte
+    off = OffWeights.of(on, (2.0,))
+    assert off.nbytes <= -(-count // 8)
+    weight, out = torch.from_numpy(random.standard_normal(count).astype(np.float32)), torch.empty(count)
+    off.write(weight, out)
+    assert torch.equal(out, 2.0 * weight * torch.from_numpy(on))
+
+
+def test_few_weights_off_take_memory_in_proportion() -> None:
+    on = np.ones(1_000_000, dtype=bool)
+    on[::10_000] = False
+    assert OffWeights.of(on, (1.0,)).nbytes == 400
+    on[::20] = False
+    assert OffWeights.of(on, (1.0,)).nbytes <= 50_000
+    assert OffWeights.of(~on, (1.0,)).nbytes == 125_000
