@@ -6,8 +6,9 @@ import errno
 import os
 import re
 import secrets
+import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from enum import StrEnum
 from pathlib import Path
@@ -38,6 +39,7 @@ class RunFile(StrEnum):
     REPORT = "report.html"
     CELLS = "cells"
     FAILED = "failed.json"
+    TOOK = "took.json"
     ROUTER = "router.safetensors"
     CASCADE = "cascade.smn"
 
@@ -75,6 +77,34 @@ def write_atomically(path: Path, data: bytes | memoryview, error_type: type[Self
             **why,
         ) from error
     return len(data)
+
+
+def write_folder(path: Path, files: Mapping[str, bytes], error_type: type[SelfmaskError] = RunWriteError) -> int:
+    """A folder of these files, whole or not at all; one of the same files and no others is replaced."""
+    temporary = path.parent / f".selfmask-{secrets.token_hex(8)}.tmp"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.mkdir()
+        for name, data in files.items():
+            with (temporary / name).open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+        if path.is_dir() and {each.name for each in path.iterdir()} <= set(files):
+            for name in files:  # each is whole at any time; the folder's own name cannot be replaced in one step
+                (temporary / name).replace(path / name)
+        else:
+            temporary.rename(path)  # which fails where there is something else
+        sync_folder(path.parent)
+    except OSError as error:
+        raise error_type(
+            f"cannot write {path}; whatever stood at this name is untouched",
+            expected="a new folder, in one that can be written, with room on the disk",
+            **unwritable(error),
+        ) from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return sum(map(len, files.values()))
 
 
 @contextmanager

@@ -217,4 +217,4 @@ def _ours(name: str) -> Recipe:
 
     how = "`selfmask pretrain`" if name == TINY else "`selfmask pretrain cifar10 --network vit`"
     todo = f"install the package again; or train them: {how}; or pass a file as --weights"
-    return Recipe(network, tiny.PREPROCESSING, InstalledFile(module.WEIGHTS, todo), load)
+    return Recipe(network, tiny.PREPROCESSING, InstalledFile(module.WEIGHTS, todo), load, licence="apache-2.0")

@@ -28,6 +28,8 @@ class Recipe:
     """For this network, what maps the names in other publishers' files to its own."""
     sha256: str | None = None
     """Of the file that its weights must come from, whoever gives it; None if nobody said."""
+    licence: str | None = None
+    """Of its published weights, as far as their publisher says."""
 
 
 @dataclasses.dataclass(frozen=True)

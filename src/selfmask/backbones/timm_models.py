@@ -66,7 +66,7 @@ def resolve(name: str) -> Recipe | None:
         # timm's own loader: it knows what each publisher's files need.
         return _create(name, pretrained=True, pretrained_cfg_overlay={"state_dict": dict(read_weights(path))})
 
-    return Recipe(build, preprocessing, source, load, _translator)
+    return Recipe(build, preprocessing, source, load, _translator, licence=getattr(config, "license", None))
 
 
 def _create(name: str, **options: Any) -> nn.Module:

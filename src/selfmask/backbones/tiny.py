@@ -35,9 +35,12 @@ class TinyResNet(nn.Module):
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
-    def forward(self, images: Tensor) -> Tensor:
+    def forward_features(self, images: Tensor) -> Tensor:
         maps: Tensor = self.layer3(self.layer2(self.layer1(self.stem(images))))
-        return maps.mean((2, 3))
+        return maps
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.forward_features(images).mean((2, 3))
 
 
 class BasicBlock(nn.Module):

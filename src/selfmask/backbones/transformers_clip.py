@@ -98,6 +98,10 @@ class _ImageTower(nn.Module):
         whole = _build("CLIPVisionModelWithProjection", config.vision_config, config.projection_dim)
         self.vision_model, self.visual_projection = whole.vision_model, whole.visual_projection
 
+    def forward_features(self, images: Tensor) -> Tensor:
+        tokens: Tensor = self.vision_model(pixel_values=images).last_hidden_state
+        return tokens
+
     def forward(self, images: Tensor) -> Tensor:
         vectors: Tensor = self.visual_projection(self.vision_model(pixel_values=images).pooler_output)
         return vectors

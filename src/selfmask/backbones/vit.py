@@ -35,14 +35,17 @@ class SmallViT(nn.Module):
                 assert module.bias is not None
                 nn.init.zeros_(module.bias)
 
-    def forward(self, images: Tensor) -> Tensor:
+    def forward_features(self, images: Tensor) -> Tensor:
         patches: Tensor = self.patch_embed(images)
         positions: Tensor = self.pos_embed
         if patches.shape[2:] != positions.shape[2:]:
             positions = F.interpolate(positions, patches.shape[2:], mode="bicubic", antialias=True)
         tokens = (patches + positions).flatten(2).mT
-        vectors: Tensor = self.norm(self.blocks(tokens)).mean(1)
-        return vectors
+        features: Tensor = self.norm(self.blocks(tokens))
+        return features
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.forward_features(images).mean(1)
 
 
 class Block(nn.Module):

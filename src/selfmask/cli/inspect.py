@@ -6,13 +6,13 @@ import dataclasses
 import math
 from collections import Counter
 from itertools import islice
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
 
 from .console import Console, print_json
+from .pull import brought_here
 
 if TYPE_CHECKING:
     from ..cascade.file import CascadeAbout
@@ -23,7 +23,9 @@ _MOST = 500  # layers in the table: each takes a millisecond to draw, and nobody
 
 
 def inspect(
-    file: Annotated[Path, typer.Argument(help="A mask or cascade file (.smn).", show_default=False)],
+    file: Annotated[
+        str, typer.Argument(help="A mask or cascade file (.smn), or its address on the hub.", show_default=False)
+    ],
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as one JSON object.")] = False,
 ) -> None:
     """Show the contents of a mask file: sizes, share of active weights by layer, base.
@@ -33,7 +35,7 @@ def inspect(
     from ..cascade.file import inspect_cascade, is_cascade
     from ..maskfile import inspect_mask_file, open_container
 
-    with open_container(file) as opened:
+    with open_container(brought_here(file, Console(stderr=True))) as opened:
         if is_cascade(opened):
             _show_cascade(file, inspect_cascade(opened), as_json)
             return
@@ -63,9 +65,9 @@ def summarise(manifest: Manifest, parts: dict[str, int]) -> dict[str, Any]:
     }
 
 
-def _show(console: Console, file: Path, manifest: Manifest, summary: dict[str, Any]) -> None:
+def _show(console: Console, file: str, manifest: Manifest, summary: dict[str, Any]) -> None:
     size = summary["bytes"]
-    sizes = Table("", "bytes", "relative to float32", title=str(file), title_justify="left")
+    sizes = Table("", "bytes", "relative to float32", title=file, title_justify="left")
     for what, number in (
         ("float32 copy of the masked weights", size["float32"]),
         ("1 bit per weight", size["one_bit"]),
@@ -100,13 +102,25 @@ def _show(console: Console, file: Path, manifest: Manifest, summary: dict[str, A
         "mask": manifest.mask_sha256[:16],
         "written by": manifest.creator,
         "notes": manifest.notes,
+        **_shared(manifest),
     }.items():
         if value:
             facts.add_row(key, value)
     console.print(facts)
 
 
-def _show_cascade(file: Path, about: CascadeAbout, as_json: bool) -> None:
+def _shared(manifest: Manifest) -> dict[str, str]:
+    """What the file says to those who get it: licence, data, how it was trained."""
+    known = manifest.extensions.get("share")
+    words = known.words if known is not None and isinstance(known.words, dict) else {}
+    found = {}
+    for key, value in words.items():
+        parts = [f"{name} {each}" for name, each in value.items()] if isinstance(value, dict) else [str(value)]
+        found["trained with" if key == "training" else str(key)] = ", ".join(parts)
+    return found
+
+
+def _show_cascade(file: str, about: CascadeAbout, as_json: bool) -> None:
     """A cascade: the bytes of its parts. What its masks hold is known only with the base."""
     manifest = about.manifest
     bits = (1 + about.experts) * sum(-(-entry.bits // 8) for entry in manifest.masks.values())
@@ -116,7 +130,7 @@ def _show_cascade(file: Path, about: CascadeAbout, as_json: bool) -> None:
         print_json(summary)
         return
     console = Console()
-    table = Table("", "bytes", "relative to 1 bit per weight", title=str(file), title_justify="left")
+    table = Table("", "bytes", "relative to 1 bit per weight", title=file, title_justify="left")
     titles = {"conditional": "PCA, conditional", "unconditional": "PCA, unconditional", "file": "this file, total"}
     rows = {titles.get(name, name.replace(".", " ")): size for name, size in about.parts.items() if name != "file"}
     for what, size in {"1 bit per weight, all masks": bits, **rows, titles["file"]: about.parts["file"]}.items():

@@ -2,12 +2,12 @@
 
 from .codecs import Members
 from .container import Container, PathLike, Source, open_container
-from .extensions import Extension, sharing
+from .extensions import Extension, shared, sharing
 from .fingerprint import Fingerprints, State, state_of
 from .manifest import Manifest
 from .mask import Bits, PackedMask, pack_bits, unpack_bits, weights_with_bits
 from .reader import MaskSource, OpenedMask, inspect_mask_file, read_mask_file
-from .writer import mask_file_bytes, write_mask_file
+from .writer import mask_file_bytes, shared_bytes, write_mask_file
 
 __all__ = [
     "Bits",
@@ -27,6 +27,8 @@ __all__ = [
     "open_container",
     "pack_bits",
     "read_mask_file",
+    "shared",
+    "shared_bytes",
     "sharing",
     "state_of",
     "unpack_bits",

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from .. import checked
-from ..errors import UnsupportedVersionError
+from ..errors import ConfigError, UnsupportedVersionError
 
 PREFIX = "ext."
 SHARE = "share"
@@ -64,6 +64,25 @@ def owner(key: str) -> str | None:
 def sharing(**words: Any) -> dict[str, Extension]:
     """The extension that says who may use a file, and what it comes from."""
     return parse_extensions({SHARE: dataclasses.asdict(Extension(1, False, words))})
+
+
+def shared(
+    extensions: Mapping[str, Extension], *, licence: str | None, data: str | None, trained_with: Any = None
+) -> dict[str, Extension]:
+    """The extensions of a file, with some of these words said anew; those that are None stay as they are."""
+    said = {"licence": licence, "data": data, "training": trained_with}
+    said = {name: value for name, value in said.items() if value is not None}
+    if not said:
+        return dict(extensions)
+    before = extensions[SHARE].words if SHARE in extensions else {}
+    try:
+        return {**extensions, **sharing(**{**before, **said})}
+    except ValueError as error:
+        raise ConfigError(
+            "what the file is to say of its licence, data or training cannot be stored",
+            expected="text or small JSON, without control characters",
+            found=str(error)[:200],
+        ) from error
 
 
 def _extension(name: str, value: object) -> Extension:

@@ -45,6 +45,8 @@ class PackedMask:
     tables_fingerprint: str | None = None
     extensions: dict[str, Extension] = dataclasses.field(default_factory=dict)
     """Those that this release knows."""
+    origin: str | None = None
+    """The address of its file on the hub, with the commit, if it came from there."""
     chosen: dict[str, Bits] = dataclasses.field(default_factory=dict)
     """Packed flags of the weights that carry a bit, where not all of a tensor do. Follows from config and base."""
 

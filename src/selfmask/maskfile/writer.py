@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
+from contextlib import nullcontext
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,10 +17,11 @@ from ..errors import ConfigError, MaskFileError, MaskWriteError, RelativeMaskErr
 from ..files import write_atomically
 from . import codecs, norm_codes
 from .container import MAX_HEADER, MAX_TENSORS, PathLike, container_bytes
-from .extensions import CODES, NORM_CODES, Extension
+from .extensions import CODES, NORM_CODES, Extension, is_known, owner, shared
 from .layout import MASKS, SHARED, is_statistic, max_head, same_bits
 from .manifest import FORMAT, MAX_MASKS, VERSION, Manifest, TensorEntry, hashed_words, parse_manifest
 from .mask import Bits, PackedMask, weights_with_bits
+from .reader import MaskSource, OpenedMask
 
 
 def write_mask_file(
@@ -77,6 +81,33 @@ def mask_file_bytes(
         tables_fingerprint=mask.tables_fingerprint,
         extensions=mask.extensions | ({NORM_CODES: Extension(1, True)} if few else {}),
     )
+    data = _contained(tensors, words)
+    _check_limits(data, len(tensors), mask)
+    return data
+
+
+def shared_bytes(
+    source: MaskSource, *, licence: str | None = None, data: str | None = None, trained_with: Any = None
+) -> bytes:
+    """The bytes of a mask file that says these words; its mask, statistics and head are as they were."""
+    with nullcontext(source) if isinstance(source, OpenedMask) else OpenedMask(source) as opened:
+        manifest = opened.checked().manifest
+        if manifest.version != VERSION:
+            raise ConfigError(
+                "files of this version have no room for a licence and the like",
+                expected=f"version {VERSION}",
+                found=manifest.version,
+                todo="load the mask on its base and save it again",
+            )
+        # As the format asks: who writes a file anew drops what they do not know.
+        known = {name: each for name, each in manifest.extensions.items() if is_known(name, each)}
+        tensors = {key: each for key, each in opened.tensors.items() if owner(key) in {None, *known}}
+    words = shared(known, licence=licence, data=data, trained_with=trained_with)
+    return _contained(tensors, dataclasses.replace(manifest, extensions=words))
+
+
+def _contained(tensors: Mapping[str, Tensor], words: Manifest) -> bytes:
+    """A file of these tensors and words, if its words are such as a reader takes."""
     try:
         metadata = {"format": FORMAT, "version": VERSION, "manifest": words.to_text()}
         parse_manifest(metadata)
@@ -86,9 +117,7 @@ def mask_file_bytes(
             found=getattr(error, "found", error),
             todo="change its settings, preprocessing or notes",
         ) from error
-    data = container_bytes(tensors, metadata, hashed=hashed_words(FORMAT, VERSION, metadata["manifest"]))
-    _check_limits(data, len(tensors), mask)
-    return data
+    return container_bytes(tensors, metadata, hashed=hashed_words(FORMAT, VERSION, metadata["manifest"]))
 
 
 def _check_limits(data: bytes, tensors: int, mask: PackedMask) -> None:

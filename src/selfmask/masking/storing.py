@@ -9,7 +9,8 @@ from typing import Any
 from torch import Tensor
 
 from ..errors import ConfigError, MaskWriteError, WrongBaseError
-from ..files import write_atomically
+from ..files import RunFile, write_atomically
+from ..hub import is_address
 from ..maskfile import (
     Bits,
     MaskSource,
@@ -18,8 +19,10 @@ from ..maskfile import (
     mask_file_bytes,
     pack_bits,
     read_mask_file,
+    shared,
     state_of,
 )
+from ..maskfile.container import MAX_HEADER
 from .config import MaskConfig
 from .locks import exclusive
 from .masks import Masks
@@ -38,20 +41,35 @@ class StoredMasks(Masks):
         relative_to: MaskSource | None = None,
         head: Mapping[str, Tensor] | None = None,
         notes: str = "",
+        licence: str | None = None,
+        data: str | None = None,
+        trained_with: Any = None,
     ) -> int:
         """Write the active mask to one `.smn` file, atomically, and return its size in bytes.
 
         With `relative_to`, a loaded mask or a file, only the difference from it is stored; loading needs it again.
+        `licence`, `data` and `trained_with` (text or small JSON) are for those who get the file: who may use it, what
+        it was learned from, and how.
         """
-        data = self.mask_bytes(relative_to=relative_to, head=head, notes=notes)
-        return write_atomically(Path(path), data, MaskWriteError)
+        words = {"licence": licence, "data": data, "trained_with": trained_with}
+        content = self.mask_bytes(relative_to=relative_to, head=head, notes=notes, **words)
+        return write_atomically(Path(path), content, MaskWriteError)
 
     @exclusive
     def mask_bytes(
-        self, *, relative_to: MaskSource | None = None, head: Mapping[str, Tensor] | None = None, notes: str = ""
+        self,
+        *,
+        relative_to: MaskSource | None = None,
+        head: Mapping[str, Tensor] | None = None,
+        notes: str = "",
+        licence: str | None = None,
+        data: str | None = None,
+        trained_with: Any = None,
     ) -> bytes:
         """The content of the file that `save_pretrained` writes, to be stored elsewhere."""
         mask = self.pack(head=head, notes=notes)
+        words = shared(mask.extensions, licence=licence, data=data, trained_with=trained_with)
+        mask = mask.replaced(extensions=words)
         reference = None if relative_to is None else self._resolve(relative_to)
         if self._converted:  # it no longer has the weights and statistics that readers decode with
             return mask_file_bytes(mask, {}, relative_to=reference)
@@ -60,7 +78,11 @@ class StoredMasks(Masks):
 
     @exclusive
     def load_mask(self, path: MaskSource, name: str, *, relative_to: MaskSource | None = None) -> None:
-        """Load another mask, bit-packed; `set_mask(name)` then makes it the active one."""
+        """Load another mask, bit-packed; `set_mask(name)` then makes it the active one.
+
+        `path` may also be on the hub: hf://OWNER/NAME, hf://OWNER/NAME@REVISION, hf://OWNER/NAME@REVISION/FILE. What
+        lies on this machine under the same name comes first.
+        """
         if name in self.mask_names:
             raise ConfigError(f"a mask named {name!r} is already loaded", todo="choose another name")
         mask = self._read(path, None if relative_to is None else self._resolve(relative_to))
@@ -68,6 +90,48 @@ class StoredMasks(Masks):
         known = [tied for tied in self._tied.values() if list(tied) == names]
         self._tied[name] = known[0] if known else tied_names(self.base, names)
         self._packed[name] = mask
+
+    def read_mask(self, path: MaskSource) -> PackedMask:
+        """Read a mask of this base without loading it: for whoever keeps masks by himself. Threads need not wait."""
+        return self._read(path, None)
+
+    def push_to_hub(
+        self,
+        repo: str,
+        *,
+        license: str | None = None,
+        data: str | None = None,
+        trained_with: Any = None,
+        private: bool = True,
+        head: Mapping[str, Tensor] | None = None,
+        result: Mapping[str, Any] | None = None,
+        message: str = "Add a mask",
+        revision: str | None = None,
+    ) -> str:
+        """Put the active mask and a model card into a repository of the Hugging Face hub, in one commit.
+
+        >>> masked.push_to_hub("me/birds", license="cc-by-4.0", data="1,000 photos of birds, my own")
+        'hf://me/birds@3f1c...'
+
+        The result is its address with the commit, which `load_mask` and `from_pretrained` take. `result` are the
+        numbers of a run (`AdaptResult.result`), for the card; `revision` is a branch. The repository is made if there
+        is none; whether it is `private` is decided then.
+        """
+        from ..hub.card import BaseFacts, mask_card
+        from ..hub.transfer import push
+
+        words = {"licence": license, "data": data, "trained_with": trained_with}
+        content = self.mask_bytes(head=head, **words)
+        card = mask_card(repo, content, base=BaseFacts.of_model(self.base), result=result)
+        files = {"README.md": card.encode(), RunFile.MASK: content}
+        return str(push(repo, files, private=private, message=message, revision=revision))
+
+    @property
+    @exclusive
+    def origin(self) -> str | None:
+        """Where on the hub the active mask came from, with the commit; None if it came from elsewhere."""
+        mask = self._packed.get(self._require_active())
+        return None if mask is None else mask.origin
 
     @exclusive
     def pack(self, *, head: Mapping[str, Tensor] | None = None, notes: str = "") -> PackedMask:
@@ -111,7 +175,16 @@ class StoredMasks(Masks):
                 found="rounded weights",
                 todo="load all masks first, then convert with .to(dtype)",
             )
-        return read_mask_file(
+        origin = None
+        if is_address(path):
+            from ..hub.transfer import fetch
+
+            # No part of a mask file is larger than the base in float32 (docs/format.md).
+            found = fetch(
+                path, most=MAX_HEADER + 16 * sum(value.numel() for value in state_of(self.base).stored.values())
+            )
+            path, origin = found.path, str(found.address)
+        mask = read_mask_file(
             path,
             parameters=dict(self.base.named_parameters(remove_duplicate=False)),
             buffers=saved_statistics(norm_buffers(self.base)),
@@ -121,6 +194,7 @@ class StoredMasks(Masks):
             references=(self._resolve(name) for name in self.mask_names) if reference is None else [reference],
             members=self._members,
         )
+        return mask.replaced(origin=origin)
 
     def _choose(self, config: Mapping[str, Any], names: Iterable[str]) -> dict[str, Bits]:
         """Packed flags of the weights that carry a bit under a config, for tensors where not all do."""
