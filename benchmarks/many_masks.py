@@ -1,0 +1,67 @@
+"""Many different masks on a ResNet, each with statistics of its own: what a server of many tenants holds."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+
+from selfmask.backbones import Backbone, load_backbone
+from selfmask.maskfile import PackedMask, codecs, mask_file_bytes, pack_bits
+from selfmask.masking import get_masked_model
+from selfmask.masking.norms import norm_buffers, saved_statistics
+
+FEW, MANY = 0.001, 0.08
+"""Shares of weights that are off: one in a thousand, as after a short run; and with 92 % of the weights active."""
+
+
+def backbone(name: str, size: int) -> Backbone:
+    """Random weights: what they are does not matter to how long they take."""
+    found = load_backbone(name, pretrained=False)
+    return dataclasses.replace(found, preprocessing=dataclasses.replace(found.preprocessing, size=(size, size)))
+
+
+def save_weights(of: Backbone, file: Path) -> None:
+    save_file({name: value.contiguous() for name, value in of.model.state_dict().items()}, file)
+
+
+def template(of: Backbone) -> PackedMask:
+    """A mask with all weights on."""
+    masked = get_masked_model(of.model)
+    masked.preprocessing = of.preprocessing
+    return masked.eval().pack()
+
+
+def packed(like: PackedMask, seed: int, off: float) -> PackedMask:
+    """A mask like another, with its own weights off, and statistics near those of the other."""
+    random = np.random.default_rng(seed)
+    bits = {}
+    for name, size in like.sizes.items():
+        flags = np.ones(size, bool)
+        flags[random.integers(0, size, round(off * size))] = False
+        bits[name] = pack_bits(torch.from_numpy(flags))
+    norm = {
+        name: value * torch.from_numpy(random.uniform(0.9, 1.1, tuple(value.shape)).astype(np.float32)) + 0.01
+        for name, value in like.norm.items()
+    }
+    return dataclasses.replace(like, bits=bits, norm=norm)
+
+
+def write(folder: Path, of: Backbone, count: int) -> list[str]:
+    """So many mask files, every other one with few weights off; those that are there already are kept."""
+    folder.mkdir(parents=True, exist_ok=True)
+    names = [f"tenant-{number:04d}" for number in range(count)]
+    like = template(of)
+    weights = {name: value.detach() for name, value in of.model.named_parameters() if name in like.sizes}
+    own = saved_statistics(norm_buffers(of.model))
+    # lzma would be tried on every mask, and lose: that takes most of the time.
+    with mock.patch.object(codecs, "compressed", bytes):
+        for number, name in enumerate(names):
+            if not (file := folder / f"{name}.smn").exists():
+                mask = packed(like, number, (FEW, MANY)[number % 2])
+                file.write_bytes(mask_file_bytes(mask, weights, own))
+    return names

@@ -1,0 +1,1 @@
+"""One backbone and any number of masks behind one address: files, packed bits, expanded weights; queue; HTTP."""

@@ -1,0 +1,37 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from selfmask.serving.engine import Engine
+
+from .served import save_mask, save_masks, served
+
+
+@pytest.fixture(scope="module")
+def masks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three masks, one with a head, and one in a run folder."""
+    folder = tmp_path_factory.mktemp("masks")
+    save_masks(folder, 3)
+    save_mask(folder / "animals.smn", seed=7, classes=["cat", "dog", "owl"])
+    save_mask(folder / "run" / "mask.smn", seed=8)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(masks: Path) -> Iterator[tuple[httpx2.Client, Engine]]:
+    with served(masks) as both:
+        yield both
+
+
+@pytest.fixture
+def client(server: tuple[httpx2.Client, Engine]) -> httpx2.Client:
+    return server[0]
+
+
+@pytest.fixture
+def engine(server: tuple[httpx2.Client, Engine]) -> Engine:
+    return server[1]
