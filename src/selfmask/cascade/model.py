@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, get_args
 
@@ -193,8 +194,8 @@ class Cascade(nn.Module):
         return combined
 
     def _run(self, mask: str, pixels: Tensor) -> Tensor:
-        with self.masked.lock, self.masked.using(mask):  # held for all parts: no other thread switches in between
-            features = torch.cat([as_vectors(self.masked(part)).float() for part in torch.split(pixels, _AT_ONCE)])
+        with self._masked_by(mask) as model:
+            features = torch.cat([as_vectors(model(part)).float() for part in torch.split(pixels, _AT_ONCE)])
         if features.shape[1] != self.width:
             raise CorruptCascadeError(
                 "the cascade was made for a base with another number of features",
@@ -202,6 +203,12 @@ class Cascade(nn.Module):
                 found=features.shape[1],
             )
         return features
+
+    @contextmanager
+    def _masked_by(self, mask: str) -> Iterator[nn.Module]:
+        """The base with a mask in place, for as long as it is used."""
+        with self.masked.lock, self.masked.using(mask):  # held for all parts: no other thread switches in between
+            yield self.masked
 
     def _known(self, combination: str) -> str:
         if combination not in self.combinations:
