@@ -16,7 +16,7 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 from selfmask.data import decode_image
-from selfmask.data.images import MAX_PIXELS, array_to_rgb, printable, to_rgb
+from selfmask.data.images import MAX_PIXELS, _register_heif, array_to_rgb, printable, to_rgb
 from selfmask.errors import BadImageError
 
 # Pillow warns of what it finds damaged; whether we take the image is what is tested here.
@@ -26,6 +26,7 @@ pytestmark = [
 ]
 
 # A grey ramp, and a picture whose four corners differ, so that no turn goes unseen.
+_register_heif()  # so that HEIF can be written, too
 RAMP = np.arange(256, dtype=np.uint8).reshape(16, 16)
 COLOURS = np.zeros((16, 24, 3), np.uint8)
 COLOURS[:8, :12], COLOURS[:8, 12:], COLOURS[8:, :12], COLOURS[8:, 12:] = (
@@ -58,7 +59,7 @@ def test_lossless_formats_are_exact(kind: str) -> None:
     assert np.array_equal(hwc(decode_image(encoded(Image.fromarray(COLOURS), kind, **options))), COLOURS)
 
 
-@pytest.mark.parametrize("kind", ["JPEG", "AVIF", "GIF"])
+@pytest.mark.parametrize("kind", ["JPEG", "AVIF", "GIF", "HEIF"])
 def test_lossy_formats_are_close(kind: str) -> None:
     found = hwc(decode_image(encoded(Image.fromarray(COLOURS), kind))).astype(int)
     # away from the edges, where JPEG's colours bleed
@@ -213,10 +214,29 @@ def test_near_reads_a_large_jpeg_small() -> None:
     assert decode_image(content, near=500).shape == (3, 800, 1200)
 
 
+@pytest.mark.parametrize("orientation", [1, 6, 8])
+def test_a_photo_of_a_phone_is_upright(orientation: int) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    large = Image.fromarray(COLOURS).resize((240, 160), Image.Resampling.NEAREST)
+    jpeg, heic = (decode_image(encoded(large, kind, exif=exif.tobytes(), quality=95)) for kind in ("JPEG", "HEIF"))
+    assert jpeg.shape == heic.shape
+    assert (jpeg.float() - heic.float()).abs().mean() < 8
+
+
+def test_without_the_extra_a_heic_says_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    content = encoded(Image.fromarray(COLOURS), "HEIF")
+    monkeypatch.setitem(sys.modules, "pillow_heif", None)  # which makes importing it fail
+    _register_heif.cache_clear()
+    with pytest.raises(BadImageError, match=r"selfmask\[heic\]"):
+        decode_image(content)
+    assert decode_image(encoded(Image.fromarray(COLOURS), "PNG")).shape == (3, 16, 24)
+
+
 NOISE = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
 
 
-@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "TIFF", "GIF", "PPM", "BMP", "AVIF"])
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "TIFF", "GIF", "PPM", "BMP", "AVIF", "HEIF"])
 def test_truncated_images_are_errors(kind: str) -> None:
     content = encoded(Image.fromarray(NOISE), kind)
     for share in (0.01, 0.5, 0.9):
@@ -226,7 +246,7 @@ def test_truncated_images_are_errors(kind: str) -> None:
 
 def test_damaged_images_are_images_or_bad_never_anything_else() -> None:
     random = np.random.default_rng(1)
-    for kind in ("JPEG", "PNG", "WEBP", "TIFF", "GIF", "PPM", "BMP"):
+    for kind in ("JPEG", "PNG", "WEBP", "TIFF", "GIF", "PPM", "BMP", "AVIF", "HEIF"):
         content = np.frombuffer(encoded(Image.fromarray(NOISE[:24, :24]), kind), np.uint8)
         for _ in range(60):
             damaged = content.copy()
@@ -380,6 +400,7 @@ print(1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before))
         ("GIF", "P"),
         ("WEBP", "RGBA"),
         ("BMP", "RGB"),
+        ("HEIF", "RGB"),
     ],
 )
 def test_decoding_takes_few_bytes_a_pixel(tmp_path: Path, kind: str, mode: str) -> None:

@@ -127,9 +127,9 @@ def test_odd_file_names(tmp_path: Path) -> None:
 def test_nothing_there(tmp_path: Path) -> None:
     with pytest.raises(NoImagesError, match="no files at all"):
         open_images(tmp_path)
-    (tmp_path / "a.heic").touch()
-    (tmp_path / "b.HEIC").touch()
-    with pytest.raises(NoImagesError, match=r"2 x \.heic") as caught:
+    (tmp_path / "a.psd").touch()
+    (tmp_path / "b.PSD").touch()
+    with pytest.raises(NoImagesError, match=r"2 x \.psd") as caught:
         open_images(tmp_path)
     assert ".jpg" in str(caught.value)
     for missing in (tmp_path / "gone", str(tmp_path / "gone"), "./gone", "a\0/b", "~nobody-here/x", "x/" * 3000):
@@ -139,7 +139,7 @@ def test_nothing_there(tmp_path: Path) -> None:
     with pytest.raises(NoImagesError, match="folder that contains it"):
         open_images(tmp_path / "one.png")
     with pytest.raises(NoImagesError, match=r"list file"):
-        open_images(tmp_path / "a.heic")
+        open_images(tmp_path / "a.psd")
     with pytest.raises(ConfigError):
         open_images(3)  # type: ignore[arg-type]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,6 +11,7 @@ import typer
 from rich.table import Table
 
 from ..commands.adapt_config import PRESETS, AdaptConfig
+from ..errors import HubError
 from ..evaluation.rows import as_table
 from ..files import RunFile
 from . import options
@@ -20,13 +22,29 @@ from .options import Given, Verb
 NOTHING_GAINED = 3
 """Exit code of a run that ended well, but found nothing better than the frozen backbone."""
 
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AdaptNames(LearnNames):
+    """And what the run begins with."""
+
+    start: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MASK",
+            help="Mask to start from, where new images arrived: a run folder, which also has scores and heads, or a "
+            "mask file (.smn). If nothing better is found, it is the result.",
+        ),
+        Path,
+    ] = None
+
+
 VIEW_SIZES = {
     "views.size": "the size of a run is --size; here it only sets the ratio of small crops to large ones",
     "views.small_size": "see views.size; a config file can change the ratio",
 }
 VERB = Verb(
     name="adapt",
-    names=LearnNames,
+    names=AdaptNames,
     config=AdaptConfig,
     start=lambda preset, _: AdaptConfig.preset(preset),
     presets=tuple(PRESETS),
@@ -47,6 +65,17 @@ def adapt(
         bool, typer.Option("--dry-run", help="Take a few steps, print what the run would take, and write nothing.")
     ] = False,
     as_json: JsonOption = False,
+    push: Annotated[
+        str | None,
+        typer.Option(
+            metavar="OWNER/NAME",
+            help="Share the mask on the hub at the end, if it gained. Credentials are checked before the run.",
+            rich_help_panel="Sharing",
+        ),
+    ] = None,
+    licence: Annotated[str | None, typer.Option(help="As in `selfmask push`.", rich_help_panel="Sharing")] = None,
+    data_name: Annotated[str | None, typer.Option(help="As in `selfmask push`.", rich_help_panel="Sharing")] = None,
+    public: Annotated[bool, typer.Option("--public", help="As in `selfmask push`.", rich_help_panel="Sharing")] = False,
     *,
     given: Given,
 ) -> None:
@@ -65,13 +94,19 @@ def adapt(
     from ..commands.adapt import adapt as run
     from ..training import Processes
     from ..training.display import QuietDisplay
+    from ..training.start import Start
     from .display import ConsoleDisplay
 
-    asked = ask(VERB, given, out=out, resume=resume, config=config)
+    asked = ask(VERB, _with_backbone(given), out=out, resume=resume, config=config)
+    start = None if asked.names.start is None else Start.of(asked.names.start)
     where = asked.folder()
     processes = Processes()
     is_main = processes.is_main
     console = Console(stderr=as_json)
+    if push is not None and is_main:
+        from ..hub.transfer import check_access
+
+        check_access(push)
     loaded = load_backbone(asked.backbone, weights=asked.weights)
     result = run(
         loaded.model,
@@ -79,15 +114,18 @@ def adapt(
         asked.config,
         out=where,
         resume=asked.resume,
-        preprocessing=loaded.preprocessing,
+        preprocessing=loaded.preprocessing if start is None else None,  # a mask says how images are prepared for it
         about=asked.about,
         max_bad=asked.names.max_bad,
         split=asked.names.split,
         max_pixels=asked.names.max_pixels,
+        start=start,
         display=ConsoleDisplay(console) if is_main else QuietDisplay(),
         dry_run=dry_run,
     )
     if is_main:
+        if push is not None and not dry_run:
+            _share(console, where, push, result.helped, licence=licence, data=data_name, private=not public)
         if as_json:
             print_json(result.result)
         elif dry_run:
@@ -96,6 +134,38 @@ def adapt(
             show(console, where, result.result)
     if result.helped is False and processes.count == 1:  # torchrun would take it for a crash
         raise typer.Exit(NOTHING_GAINED)
+
+
+def _with_backbone(given: Given) -> Given:
+    """A mask names its backbone, if the user does not: one that is here, since a file is not to say what is fetched."""
+    from ..backbones import at_hand
+    from ..training.start import Start
+
+    if given.names.get("start") is None or given.names.get("backbone") is not None:
+        return given
+    name = Start.of(given.names["start"]).base_name
+    weights = given.names.get("weights")
+    if name is None or not at_hand(name, weights):
+        return given
+    return dataclasses.replace(given, names={**given.names, "backbone": name})
+
+
+def _share(console: Console, folder: Path, repo: str, helped: bool | None, **words: Any) -> None:
+    """To the hub; what changes nothing is of no use to anybody."""
+    from ..commands.push import push
+
+    if helped is False:
+        console.say(f"not pushed, since nothing was gained; to share it anyway: selfmask push {folder} {repo}")
+        return
+    try:
+        console.say(f"pushed: {push(folder, repo, **words)}")
+    except HubError as error:  # the run itself is done and kept
+        raise type(error)(
+            error.what,
+            expected=error.expected,
+            found=error.found,
+            todo=f"{error.todo or 'try again'}; the run is finished: selfmask push {folder} {repo}",
+        ) from error
 
 
 def show_plan(console: Console, plan: dict[str, Any]) -> None:
@@ -125,6 +195,8 @@ def show(console: Console, folder: Path, result: dict[str, Any]) -> None:
     lines = [f"{result['steps']} steps, {result['seconds']:.0f} s"]
     if is_mask:
         lines[0] = f"{result['active']:.2%} of the weights are active; {lines[0]}"
+    if result.get("kept") == "start":
+        lines.insert(0, "Nothing better than the mask that the run started from was found: that is the result.")
     if result.get("kept") == "identity":
         what = "the mask leaves all weights on" if is_mask else "the file changes nothing in it"
         lines.insert(0, f"Nothing better than the frozen backbone was found: {what}.")

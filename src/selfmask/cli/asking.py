@@ -117,7 +117,7 @@ class LabelledNames(Names):
     ] = "fast"
 
 
-_PLACES = ("images", "weights", "dispatcher")
+_PLACES = ("images", "weights", "dispatcher", "start")
 """Names of files: they may have moved, and then what is in them decides."""
 _FREE = ("max_bad", "workers")
 """What may change when a run is resumed, besides settings that do not decide the result."""

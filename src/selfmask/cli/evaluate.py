@@ -22,6 +22,7 @@ from .embed import (
     progress_on,
     say_scale,
 )
+from .pull import brought_here
 
 if TYPE_CHECKING:
     from ..evaluation.measuring import Evaluation, Measured
@@ -107,6 +108,7 @@ def evaluate(
         say(train.note)
     if not divided:
         say("the data has no train and test splits: a fixed fifth of each class is held out for testing")
+    what = brought_here(what, console)
     embedder = load_embedder(what, backbone=backbone, weights=weights, size=size, may_use=may_use)
     if isinstance(cascade := embedder.model, Cascade):
         cascade.scale = cascade.scale if scale is None else scale.value

@@ -45,12 +45,16 @@ def study(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the cells and what they take; run nothing.")
     ] = False,
+    no_run: Annotated[
+        bool, typer.Option("--no-run", help="Run nothing; write the pages of what is finished in OUT.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Repeat a table or figure of the paper, in miniature or in full.
 
     Cells are run once, whichever studies share them; the same command continues what was stopped, and two of them may
-    share a folder. Results (CSV, Markdown, SVG) are in OUT/results.
+    share a folder. Results (a page, CSV, Markdown, SVG) are in OUT/results; of all studies, OUT/results/README.md says
+    what became of each claim.
 
     Examples:  selfmask study list
     selfmask study rules
@@ -58,7 +62,8 @@ def study(
     """
     from ..studies.catalogue import STUDIES, study_named
     from ..studies.output import for_reading, lines_of, write
-    from ..studies.runner import Part, Tasks, run_study
+    from ..studies.overview import write_overview
+    from ..studies.runner import Part, Tasks, findings, run_study
     from ..studies.scale import Scale
     from .display import ConsoleStages
 
@@ -72,8 +77,10 @@ def study(
     if dry_run:
         _plans(console, chosen, size)
         return
+    all_found = []
     for each in chosen:
-        found = run_study(each, size, tasks, part)
+        found = findings(each, size, tasks) if no_run else run_study(each, size, tasks, part)
+        all_found.append(found)
         files = write(found, out / "results")
         lines = lines_of(found)
         if as_json:
@@ -86,6 +93,8 @@ def study(
             table.add_row(line.case, line.setting, line.measure, at, f"{line.mean:.3f}{spread}", paper)
         console.print(table)
         console.say(*map(str, files))
+    if name == _ALL:
+        console.say(str(write_overview(all_found, tasks, out / "results")))
 
 
 def _list(console: Console, as_json: bool) -> None:
@@ -107,10 +116,18 @@ def _plans(console: Console, chosen: Sequence[Study], size: Scale) -> None:
     """Cells, steps, time and disk, without opening any data that is not here."""
     from ..studies.plan import plan
 
-    table = Table("study", "cells", "steps", "hours of a GPU, at most", "GB on the disk", title_justify="left")
-    for each in chosen:
-        found = plan(each, size)
+    time = "minutes" if size.in_miniature else "GPU hours"
+    table = Table("study", "cells", "steps", time, "GB", title_justify="left")
+    rows = [(each.name, [each]) for each in chosen]
+    for name, studies in rows if len(rows) == 1 else [*rows, ("together", chosen)]:
+        found = plan(studies, size)
         said = ", ".join(f"{count} {verb}" for verb, count in found.cells.items())
-        table.add_row(each.name, said, f"{found.steps:,}", f"{found.hours:,.1f}", f"{found.bytes / 1e9:,.1f}")
+        took = found.minutes if size.in_miniature else found.hours
+        table.add_row(name, said, f"{found.steps:,}", f"{took:,.1f}", f"{found.bytes / 1e9:,.1f}")
     console.print(table)
-    console.say("studies share cells: what one has run, the others do not run again")
+    if len(rows) > 1:
+        console.say("studies share cells: what one has run, the others do not run again")
+    if size.in_miniature:
+        console.say("minutes are of one core of a laptop, with the bundled backbone and images")
+    else:
+        console.say("hours are of an A100, and at most: by the paper's own account of its runs")

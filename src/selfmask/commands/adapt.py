@@ -14,10 +14,8 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from ..data import Images, SomeImages
-from ..data.distortions import DISTORTIONS, distorted
 from ..data.images import MAX_PIXELS
 from ..data.partition import LearnedSplit, open_to_learn
-from ..data.pixels import fit, normalised
 from ..data.seen import write_seen
 from ..data.views import ViewsConfig
 from ..embedding.embedder import Embedder, MaskVariants, TunedVariants
@@ -33,7 +31,7 @@ from ..training.display import Display
 from ..training.guard import Guard
 from ..training.loop import ParameterGroup
 from ..training.methods import Learner, frozen_beside, prepare_beside
-from ..training.quality import Gain, Quality
+from ..training.quality import Gain, quality_on
 from ..training.run import Recipe, Run, Watch, run, score_group
 from ..training.seeds import derive, generator
 from ..training.start import Start
@@ -51,7 +49,6 @@ from .outcome import (
 )
 
 _HELD_OUT = 256  # images that the gate looks at, or a fifth of all if they are few
-_COPIES = 512  # distorted copies of them, in all
 
 
 @dataclasses.dataclass(frozen=True)
@@ -260,13 +257,13 @@ class Adaptation(Recipe):
     def guard(self, run: Run) -> Guard | None:
         if not self.config.gate:
             return None
-        model, preprocessing, device = _beside(run.learner), self.preprocessing, run.processes.device
-        images = run.store.batch(run.held_out)
-        clean = torch.stack([fit(image, preprocessing) for image in images]).float() / 255
-        copies, kinds = distorted(clean, _copies(len(images)), generator(self.config.seed, "held-out copies"))
-        pixels = (normalised(255 * part, preprocessing) for part in (clean, copies.flatten(0, 1)))
-        clean, flat = (part.to(device, memory_format=torch.channels_last) for part in pixels)
-        quality = Quality(model, clean, flat.view(*kinds.shape, *clean.shape[1:]))
+        quality, kinds = quality_on(
+            _beside(run.learner),
+            run.store.batch(run.held_out),
+            self.preprocessing,
+            generator(self.config.seed, "held-out copies"),
+            run.processes.device,
+        )
 
         def measured() -> Tensor:
             self._recalibrate(run)
@@ -327,7 +324,8 @@ class Adaptation(Recipe):
         if self.keep_map:
             found = sampled(embedder, run.store)
             result["map_bytes"] = write_map(embedder, found, run.folder)
-        write_seen(run.folder.path / RunFile.SEEN, run.images)
+        earlier = None if self.start is None else self.start.mask.parent / RunFile.SEEN
+        write_seen(run.folder.path / RunFile.SEEN, run.images, before=earlier)
         if self.labelled is not None:
             result |= measure(embedder, self.labelled)
         result["seconds"] = run.seconds()
@@ -363,11 +361,6 @@ def held_out(count: int, config: AdaptConfig) -> list[int]:
     held = max(2, min(_HELD_OUT, count // 5)) if config.gate else 0
     order = torch.randperm(count, generator=generator(config.seed, "held out"))
     return sorted(order[:held].tolist())
-
-
-def _copies(count: int) -> int:
-    """How many distorted copies of each held-out image: more of each where they are few, at much the same cost."""
-    return max(2, min(len(DISTORTIONS), _COPIES // count))
 
 
 def _beside(learner: Learner) -> Beside:

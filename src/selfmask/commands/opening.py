@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from .. import checked
 from ..backbones import Backbone
 from ..cascade.combination import CONDITIONAL
 from ..cascade.file import FORMAT, open_cascade
 from ..cascade.model import BATCH, Cascade
+from ..data import Images
+from ..data.partition import open_to_learn
 from ..embedding.embedder import TRAINED, Embedder, PlainVariants
 from ..embedding.loading import FileKind, MaskFile, NamedFile, load, ready
+from ..errors import DataError
 from ..files import RunFile
 from ..preprocessing import of_file
 from ..training.tuned import is_tuned, load_tuned, open_tuned
@@ -29,6 +33,18 @@ def load_embedder(
     As for the rest, see `embedding.loading.load`.
     """
     return load(KINDS, what, backbone=backbone, weights=weights, size=size, may_use=may_use)
+
+
+def images_of_run(what: str | Path) -> Images | None:
+    """The images that a run was begun with, by its folder or a file in it; None where that, or they, are not there."""
+    path = Path(what)
+    try:
+        content = checked.content((path if path.is_dir() else path.parent) / RunFile.CONFIG)
+        config = checked.mapping(checked.document(content, finite=False))
+        split = checked.optional(config.get("split"), checked.text)
+        return open_to_learn(checked.text(config.get("images")), split="all" if split == "all" else "train").images
+    except (OSError, ValueError, DataError):
+        return None
 
 
 class CascadeFile:

@@ -6,6 +6,7 @@ import io
 import os
 import stat
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -17,8 +18,11 @@ from torch import Tensor
 
 from ..errors import BadImageError
 
+_HEIF = "HEIF"  # of the extra `heic`
+_HEIC_BRANDS = (b"heic", b"heix", b"hevc", b"heim", b"heis", b"mif1", b"msf1")
 # Only what people keep photographs in: a decoder that is not asked cannot be attacked.
-FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "DIB", "TIFF", "GIF", "PPM", "AVIF")
+_BUILT_IN = ("JPEG", "PNG", "WEBP", "BMP", "DIB", "TIFF", "GIF", "PPM", "AVIF")
+FORMATS = (*_BUILT_IN, _HEIF)
 EXTENSIONS = (
     ".jpg",
     ".jpeg",
@@ -28,6 +32,9 @@ EXTENSIONS = (
     ".apng",
     ".webp",
     ".avif",
+    ".heic",
+    ".heif",
+    ".hif",
     ".bmp",
     ".dib",
     ".gif",
@@ -157,7 +164,11 @@ def _decode(stream: BinaryIO, near: int | None, max_pixels: int) -> Tensor:
     if not stream.read(1):
         raise _UnreadableError("it is empty")
     stream.seek(0)
-    with Image.open(stream, formats=FORMATS) as image:
+    formats: tuple[str, ...] = _BUILT_IN
+    if _is_heic(stream):
+        _register_heif()
+        formats = (_HEIF, "AVIF")  # which may begin alike
+    with Image.open(stream, formats=formats) as image:
         whole = image.width * image.height
         if whole == 0:
             raise _UnreadableError("it has no pixels")
@@ -169,6 +180,22 @@ def _decode(stream: BinaryIO, near: int | None, max_pixels: int) -> Tensor:
         # Asked after loading: Pillow turns TIFF itself, and some PNGs carry EXIF behind the pixels.
         turn = _UPRIGHT.get(_orientation(image))
         return to_rgb(image if turn is None else image.transpose(turn))
+
+
+@cache
+def _register_heif() -> None:
+    """Let Pillow read HEIC: only when one comes, since few have any, and the library is of an extra."""
+    try:
+        import pillow_heif
+    except ImportError:
+        raise _UnreadableError('a HEIC image, which needs pillow-heif: pip install "selfmask[heic]"') from None
+    pillow_heif.register_heif_opener(thumbnails=False)
+
+
+def _is_heic(stream: BinaryIO) -> bool:
+    head = stream.read(12)
+    stream.seek(0)
+    return head[4:8] == b"ftyp" and head[8:12] in _HEIC_BRANDS
 
 
 def _orientation(image: Image.Image) -> int:

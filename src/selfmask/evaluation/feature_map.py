@@ -115,7 +115,8 @@ class FeatureMap:
         return len(self.mean)
 
     @cached_property
-    def _matrix(self) -> Tensor:
+    def matrix(self) -> Tensor:
+        """What centred vectors are multiplied by: float64, [width, width]."""
         return self.codes.double() * (self.steps * scales(self.variances.double(), self.power))
 
     def __call__(self, vectors: Tensor) -> Tensor:
@@ -126,7 +127,7 @@ class FeatureMap:
                 found=list(vectors.shape),
             )
         # In double precision, so that how many vectors come at a time does not show in those that come out.
-        mean, matrix = self.mean.to(vectors.device).double(), self._matrix.to(vectors.device)
+        mean, matrix = self.mean.to(vectors.device).double(), self.matrix.to(vectors.device)
         return ((vectors.double() - mean) @ matrix).float()
 
     def check(self, made_for: MadeFor, name: str) -> FeatureMap:

@@ -53,22 +53,29 @@ def knn_rank(
     on_progress: OnProgress | None = None,
 ) -> Tensor:
     """The five classes with the most votes for each query (or all, if they are fewer), most first; -1 for no votes."""
+    ranked: list[Tensor] = []
+    for classes, votes in knn_votes(bank, bank_labels, queries, k=k, temperature=temperature):
+        most = votes.topk(min(TOP, len(classes)), dim=1)
+        ranked.append(classes[most.indices].masked_fill_(most.values == 0, -1))
+        if on_progress is not None:
+            on_progress(sum(map(len, ranked)) / len(queries))
+    return torch.cat(ranked)
+
+
+def knn_votes(
+    bank: Tensor, bank_labels: Tensor | Sequence[int], queries: Tensor, *, k: int = 200, temperature: float = 0.1
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Classes of the bank, ascending, and the votes [some queries, classes] for them, for some queries at a time."""
     if not temperature > 0:
         raise EvaluationError("the temperature must be positive", expected="0.1 in the paper", found=temperature)
     # Numbered anew, so that no more classes are counted than the bank has images, however large their labels.
     numbers = as_labels(bank_labels, bank, "the bank").to(bank.device)
     classes: Tensor
     classes, labels = numbers.unique(return_inverse=True)  # type: ignore[no-untyped-call]
-    ranked: list[Tensor] = []
     for similarity, neighbours in _neighbours(bank, queries, k):
         # Relative to the nearest: a factor common to all votes, and exp cannot overflow.
         weights = similarity.sub(similarity[:, :1]).div_(temperature).exp_()
-        votes = weights.new_zeros(len(weights), len(classes)).scatter_add_(1, labels[neighbours], weights)
-        most = votes.topk(min(TOP, len(classes)), dim=1)
-        ranked.append(classes[most.indices].masked_fill_(most.values == 0, -1))
-        if on_progress is not None:
-            on_progress(sum(map(len, ranked)) / len(queries))
-    return torch.cat(ranked)
+        yield classes, weights.new_zeros(len(weights), len(classes)).scatter_add_(1, labels[neighbours], weights)
 
 
 def nearest(bank: Tensor, queries: Tensor, k: int, *, exclude_self: bool = False) -> Tensor:
@@ -77,6 +84,13 @@ def nearest(bank: Tensor, queries: Tensor, k: int, *, exclude_self: bool = False
     With `exclude_self` the queries are the bank itself, and no image is its own neighbour.
     """
     return torch.cat([neighbours for _, neighbours in _neighbours(bank, queries, k, exclude_self)])
+
+
+def neighbours_of(images: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Similarities and numbers [n, k] of the other images nearest to each, nearest first."""
+    found = [(near.clone(), numbers) for near, numbers in _neighbours(images, images, k, exclude_self=True)]
+    similarities, numbers = zip(*found, strict=True)
+    return torch.cat(similarities), torch.cat(numbers)
 
 
 def _neighbours(bank: Tensor, queries: Tensor, k: int, exclude_self: bool = False) -> Iterator[tuple[Tensor, Tensor]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import math
 import re
 from collections.abc import Mapping
@@ -19,6 +20,7 @@ LENGTHS = ("steps", "epochs", "budget")
 """Settings of which each says how long a run is."""
 ASIDE = ("log_every", "checkpoint_every", "track", "workers")
 """Settings that do not decide what is learned, only how it is logged and saved."""
+_TRACKED = ("tensorboard",) if importlib.util.find_spec("tensorboard") else ()
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
@@ -84,7 +86,8 @@ class RunConfig(LoopConfig):
         the steps, so that one value fits every backbone. (By default, a score starts at a distance of 1 from its
         threshold.)
     mask: which weights carry a score, and how scores become a mask.
-    track: where to log, besides log.jsonl: tensorboard, wandb, mlflow (the last two need the extra `track`).
+    track: where to log, besides log.jsonl: tensorboard, wandb, mlflow (the extra `tensorboard`, and for the others
+        `track`); by default to TensorBoard, if it is installed.
     """
 
     steps: int | None = None
@@ -97,7 +100,7 @@ class RunConfig(LoopConfig):
     weight_decay: float = 0.0
     per_tensor: bool = False
     mask: MaskConfig = dataclasses.field(default_factory=MaskConfig)
-    track: tuple[str, ...] = ("tensorboard",)
+    track: tuple[str, ...] = _TRACKED
 
     def __post_init__(self) -> None:
         super().__post_init__()

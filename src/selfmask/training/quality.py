@@ -16,14 +16,17 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
 from scipy.special import stdtrit  # type: ignore[import-untyped]
 from torch import Tensor
 
+from ..data.distortions import DISTORTIONS, distorted
+from ..data.pixels import fit, normalised
 from ..evaluation.whitening import scales
+from ..preprocessing import Preprocessing
 from ..running import as_vectors, evaluating
 from .beside import Beside
 
@@ -36,6 +39,7 @@ MISTAKES = 0.05  # the chance at which a run may take luck for a gain, all its l
 _POWER = 0.5  # of whitening
 _FLOOR = 0.1  # of the mean variance, added to that of each direction before it is divided by
 _AT_ONCE = 128  # images in a forward pass
+_COPIES = 512  # distorted ones, in all
 _NOTHING = 1e-4  # of the mean: vectors that differ from it by less hardly differ but by rounding
 
 
@@ -59,6 +63,22 @@ class Quality:
         if not bool(images.isfinite().all() and copies.isfinite().all()):
             images, copies = torch.zeros_like(images), torch.zeros_like(copies)  # all alike
         return scored(images, copies.view(*self._copies.shape[:2], -1))
+
+
+def quality_on(
+    model: Beside, images: Sequence[Tensor], preprocessing: Preprocessing, draws: torch.Generator, device: torch.device
+) -> tuple[Quality, Tensor]:
+    """The measure on these images (uint8 [3, H, W]), and the kinds of their distorted copies, [copies, n]."""
+    clean = torch.stack([fit(image, preprocessing) for image in images]).float() / 255
+    copies, kinds = distorted(clean, _copies(len(images)), draws)
+    pixels = (normalised(255 * part, preprocessing) for part in (clean, copies.flatten(0, 1)))
+    clean, flat = (part.to(device, memory_format=torch.channels_last) for part in pixels)
+    return Quality(model, clean, flat.view(*kinds.shape, *clean.shape[1:])), kinds
+
+
+def _copies(count: int) -> int:
+    """How many distorted copies of each image: more of each where they are few, at much the same cost."""
+    return max(2, min(len(DISTORTIONS), _COPIES // count))
 
 
 def _vectors(run: Callable[[Tensor], object], pixels: Tensor) -> Tensor:

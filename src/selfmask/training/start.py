@@ -50,6 +50,10 @@ class Start:
     def preprocessing(self) -> Preprocessing | None:
         return inspect_mask_file(self.mask)[0].preprocessing
 
+    @property
+    def base_name(self) -> str | None:
+        return inspect_mask_file(self.mask)[0].base_name
+
     def identity(self, model: nn.Module, size: int | None = None) -> str:
         """Of the mask; what cannot be begun with is refused."""
         return self.begin(model, size).pack().sha256[:16]

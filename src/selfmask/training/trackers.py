@@ -92,7 +92,8 @@ def _module(name: str) -> Any:
     try:
         return importlib.import_module("torch.utils.tensorboard" if name == "tensorboard" else name)
     except ImportError as error:
-        raise MissingExtraError(f"{name} is not installed", todo="pip install 'selfmask[track]'") from error
+        extra = name if name == "tensorboard" else "track"
+        raise MissingExtraError(f"{name} is not installed", todo=f"pip install 'selfmask[{extra}]'") from error
 
 
 _KINDS = {"tensorboard": _tensorboard, "wandb": _wandb, "mlflow": _mlflow}

@@ -1,0 +1,111 @@
+"""`check`: does a mask still help on new images, and how far are these from those it was learned on?"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from torch import Tensor
+
+from ..data import Images, SomeImages
+from ..embedding.embedder import FROZEN, Embedder
+from ..embedding.vectors import Progress, embed
+from ..errors import BadImageError, EmbedderError, TooFewImagesError
+from ..evaluation.drift import Drift, drift_between
+from ..masking import MaskedModel
+from ..running import evaluating
+from ..training.quality import LEAST, Gain, as_quality, quality_on
+from ..training.seeds import generator
+
+_LOOKED_AT = 256  # images that the gate looks at
+_COMPARED = 1024  # images of each kind that drift is looked for in
+_LEAST = 10  # images, of which the gate can say anything
+
+
+@dataclasses.dataclass(frozen=True)
+class Checked:
+    """What became of a mask.
+
+    helps: whether the gate of `adapt`, on new images, finds the mask better than the frozen backbone.
+    quality_before, quality_after, gain, gain_error: as in a run; before is the frozen backbone.
+    drift: None where there are no old images to compare with.
+    seen: how many of the new images the run has learned from; None where nobody knows.
+    """
+
+    images: int
+    helps: bool
+    quality_before: float
+    quality_after: float
+    gain: float
+    gain_error: float
+    drift: Drift | None
+    drifted: bool | None
+    seen: int | None = None
+
+
+def check(
+    embedder: Embedder,
+    new: Images,
+    old: Images | None = None,
+    *,
+    seed: int = 0,
+    seen: int | None = None,
+    batch_size: int = 64,
+    progress: Progress | None = None,
+) -> Checked:
+    """Look at new images as the gate of a run would, once; and at old ones, for drift."""
+    masked = embedder.model
+    if not isinstance(masked, MaskedModel):
+        raise EmbedderError(
+            f"{embedder.name} has no mask that could help", expected="a run of `selfmask adapt`, or its mask file"
+        )
+    images = _readable(_some(new, _LOOKED_AT, seed))
+    if len(images) < _LEAST:
+        raise TooFewImagesError(
+            "there are too few images to say whether the mask helps", expected=f"at least {_LEAST}", found=len(images)
+        )
+    device = next(masked.base.parameters()).device
+    with evaluating(masked):
+        quality, kinds = quality_on(masked, images, embedder.preprocessing, generator(seed, "held-out copies"), device)
+        before, after = quality.frozen(), quality()
+    gain = Gain.of(before, after, kinds)
+    drift = None if old is None else _drift(embedder, old, new, seed, batch_size, progress)
+    return Checked(
+        images=len(new),
+        helps=gain.proven(1) and as_quality(after) > LEAST,
+        quality_before=as_quality(before),
+        quality_after=as_quality(after),
+        gain=gain.mean,
+        gain_error=gain.error,
+        drift=drift,
+        drifted=None if drift is None else drift.proven(),
+        seen=seen,
+    )
+
+
+def _drift(
+    embedder: Embedder, old: Images, new: Images, seed: int, batch_size: int, progress: Progress | None
+) -> Drift:
+    """By the frozen backbone: to a mask, images that it was learned on may look other than those that it was not."""
+    module = embedder.module([FROZEN])
+
+    def vectors(images: Images) -> Tensor:
+        some = _some(images, _COMPARED, seed)
+        return embed(module, some, embedder.preprocessing, batch_size=batch_size, progress=progress)[0]
+
+    return drift_between(vectors(old), vectors(new), seed=seed)
+
+
+def _some(images: Images, most: int, seed: int) -> Images:
+    order = torch.randperm(len(images), generator=generator(seed, "sample of images"))
+    return SomeImages(images, sorted(order[:most].tolist()))
+
+
+def _readable(images: Images) -> list[Tensor]:
+    found = []
+    for number in range(len(images)):
+        try:
+            found.append(images[number])
+        except BadImageError:
+            continue
+    return found
