@@ -35,10 +35,24 @@ def test_a_study_runs_shows_the_papers_numbers_and_is_not_run_again(tmp_path: Pa
     assert {path: path.stat().st_mtime_ns for path in before} == before
 
 
+def test_pages_of_what_is_finished_without_a_run(tmp_path: Path) -> None:
+    assert selfmask("study", "all", "--no-run", "--out", tmp_path).returncode == 0
+    assert "Not measured" in (tmp_path / "results" / "README.md").read_text()
+    assert "not run yet" in (tmp_path / "results" / "rules.html").read_text()
+    assert not (tmp_path / "cells").exists()
+
+
 def test_a_plan_opens_no_data() -> None:
     text = selfmask("study", "all", "--scale", "paper", "--dry-run").stdout
-    assert "hours of a GPU" in text
+    assert "GPU hours" in text
     assert "supervised" in text
+    assert "together" in text
+
+
+def test_a_plan_in_miniature_is_in_minutes() -> None:
+    text = selfmask("study", "rules", "--dry-run").stdout
+    assert "minutes are of one core" in text
+    assert "9 adapt" in text
 
 
 def test_what_is_misspelt_is_named(tmp_path: Path) -> None:

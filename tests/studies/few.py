@@ -41,6 +41,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     objective = SwAVConfig(freeze_prototypes=0.0, queue_length=0, prototypes=5)
     monkeypatch.setattr(scale, "_SHORT_ADAPT", {**SHORT, "objective": objective, "lr": 2000.0})
     monkeypatch.setattr(scale, "_SHORT_TRAIN", SHORT)
+    monkeypatch.setattr(scale, "_SHORT_PRETRAIN", {**SHORT, "epochs": None})
     monkeypatch.setattr(cascade, "SHAPE", {"experts": 2, "components": 4, "router": "kmeans"})
     monkeypatch.setattr(low_shot, "_LAPTOP_SHARES", (0.2, 0.5))
 

@@ -105,5 +105,5 @@ def test_a_small_cascade_is_drawn(tmp_path: Path, short: None, monkeypatch: pyte
     assert lines["cluster 2", "cumulative_share", 30.0].mean == pytest.approx(result["clusters"]["2"][2])
     assert lines["cluster 2", "cumulative_share", 30.0].paper == 0.970  # of thirty of a hundred classes
     files = write(found, tmp_path / "results")
-    assert [file.suffix for file in files] == [".csv", ".md", ".svg", ".svg"]
+    assert [file.suffix for file in files] == [".csv", ".md", ".html", ".svg", ".svg"]
     assert files[-1].name == "clusters-tsne-1.svg"

@@ -108,9 +108,9 @@ def test_bytes_are_those_of_the_compressors(tmp_path: Path, short: None) -> None
     assert lines["mask by gzip", "reduction"].paper == 0.7832
     assert lines["mask against weights both uncompressed", "storage_share"].paper == 0.03125
     assert lines["mask by the best", "reduction"].paper == 0.83
-    page, table = (path.read_text() for path in reversed(write(found, tmp_path / "results")))
-    assert "selfmask study compression --scale laptop" in page
-    assert "mask by lzma,reduction," in table
+    written = {path.suffix: path.read_text() for path in write(found, tmp_path / "results")}
+    assert "selfmask study compression --scale laptop" in written[".md"]
+    assert "mask by lzma,reduction," in written[".csv"]
 
 
 def test_compressors_that_are_not_installed_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,11 +12,12 @@ import torch
 from torch.nn import functional as F
 
 from selfmask.studies import tasks as task_module
-from selfmask.studies.output import as_csv, as_markdown, judged, lines_of
+from selfmask.studies.output import as_csv, as_markdown, lines_of, page_of
 from selfmask.studies.runner import Findings, run_study
 from selfmask.studies.scale import CLIP, Case, Scale
 from selfmask.studies.study import Claim, Entry, Study
 from selfmask.studies.tasks import Subject, Task, Train, World, leave
+from selfmask.studies.verdicts import judged
 
 from .few import SHORT, few_clothes, tasks_in
 
@@ -83,8 +84,8 @@ def test_each_point_of_a_curve_stands_beside_the_papers(tmp_path: Path) -> None:
 def test_long_curves_are_left_to_figures_and_the_csv_file(tmp_path: Path) -> None:
     found = found_of(tmp_path, 21, 0.0)
     lines = lines_of(found)
-    page = as_markdown(found, lines)
-    assert "42 more, the points of long curves, are in `invariance.csv`" in page
+    page = as_markdown(page_of(found, lines))
+    assert "42 more, the points of long curves, are in invariance.csv" in page
     assert "| standard | loss |" not in page
     assert as_csv(lines).count("standard,loss") == 21
 
@@ -104,7 +105,7 @@ def test_the_same_means_within_the_spread(tmp_path: Path, shifts: tuple[float, .
 
 def test_numbers_near_zero_keep_their_digits(tmp_path: Path) -> None:
     found = found_of(tmp_path, 1, -1.99995)
-    assert "| 5e-05 |" in as_markdown(found, lines_of(found))
+    assert "| 5e-05 |" in as_markdown(page_of(found, lines_of(found)))
 
 
 def test_masks_of_clip_train_as_in_the_paper() -> None:

@@ -130,7 +130,7 @@ def test_a_small_study_compares_masks_and_losses(tmp_path: Path, short: None) ->
     lines = {(line.setting, line.measure, line.x): line for line in lines_of(found)}
     assert ("standard", "loss", 80.0) in lines  # the first of two steps
     files = write(found, tmp_path / "results")
-    assert [file.name for file in files] == ["invariance.csv", "invariance.md", "invariance.svg"]
+    assert [file.name for file in files] == ["invariance.csv", "invariance.md", "invariance.html", "invariance.svg"]
 
 
 @pytest.mark.parametrize("setting", ["standard", "rate 100"])

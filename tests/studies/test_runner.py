@@ -14,11 +14,12 @@ import pytest
 
 from selfmask.errors import ConfigError, DivergedRunError, ForeignFolderError, RunError
 from selfmask.locks import Lock
-from selfmask.studies.output import as_csv, as_markdown, judged, lines_of, write
+from selfmask.studies.output import as_csv, as_markdown, lines_of, page_of, write
 from selfmask.studies.runner import Part, Tasks, findings, in_order, run_study
 from selfmask.studies.scale import Case, Scale
 from selfmask.studies.study import Claim, Entry, Study
 from selfmask.studies.tasks import Measure, Subject, Task, World, leave
+from selfmask.studies.verdicts import judged
 from selfmask.training.display import StagesDisplay
 
 RAN: list[str] = []
@@ -117,7 +118,7 @@ def test_a_cell_that_fails_is_recorded_and_the_rest_goes_on(tmp_path: Path) -> N
     assert "no luck" in reasons[0]
     assert "did not come to an end" in reasons[1]
     assert "not finite" in reasons[2]
-    page = as_markdown(found, lines_of(found))
+    page = as_markdown(page_of(found, lines_of(found)))
     assert "no luck" in page
     RAN.clear()
     run_study(study, Scale("laptop"), tasks(tmp_path))
@@ -259,6 +260,6 @@ def test_the_page_has_means_spreads_steps_and_the_papers_numbers(tmp_path: Path)
     assert "0.921" in page
     assert "selfmask study rules --scale laptop" in page
     assert as_csv([line]).splitlines()[1].startswith("selfmask/tiny (for")
-    assert [file.name for file in files] == ["rules.csv", "rules.md"]
+    assert [file.name for file in files] == ["rules.csv", "rules.md", "rules.html"]
     assert findings(Rules(), Scale("laptop"), tasks(tmp_path / "cells")).values
     assert json.loads((tmp_path / "cells" / "cells" / toys[0].name / "result.json").read_text()) == {"value": 0.8}

@@ -16,11 +16,12 @@ from selfmask.masking import MaskConfig, get_masked_model
 from selfmask.masking.selection import select_parameters
 from selfmask.studies.catalogue import STUDIES
 from selfmask.studies.numbers import paper_numbers
-from selfmask.studies.output import judged, write
+from selfmask.studies.output import write
 from selfmask.studies.runner import run_study
 from selfmask.studies.scale import CLIP, Scale
 from selfmask.studies.sparsity import Layers, Spread, counted, summed_up
 from selfmask.studies.tasks import Adapt, Train
+from selfmask.studies.verdicts import judged
 
 from .few import short, small_scale, tasks_in, without_entry
 
@@ -142,6 +143,6 @@ def test_a_small_study_counts_what_runs_left(tmp_path: Path, short: None) -> Non
     assert each[0] != each[1]
     assert judged(STUDY.claims[0], found)[0] != "not measured"
     files = write(found, tmp_path / "results")
-    assert [file.name for file in files] == ["sparsity.csv", "sparsity.md", "sparsity.svg"]
+    assert [file.name for file in files] == ["sparsity.csv", "sparsity.md", "sparsity.html", "sparsity.svg"]
     drawing = files[-1].read_text()
     assert drawing.startswith("<?xml")

@@ -20,9 +20,11 @@ from ..data.views import ViewsConfig
 from ..errors import ConfigError, RunWriteError
 from ..files import write_atomically
 from ..objectives import Objective
+from ..objectives.dino import DINO, DINOConfig
 from ..objectives.heads import LinearHead
 from ..objectives.supervised import Supervised
 from ..objectives.swav import SwAV, SwAVConfig
+from ..running import as_vectors
 from ..training.config import RunConfig
 from ..training.display import Display
 from ..training.loop import ParameterGroup
@@ -30,6 +32,7 @@ from ..training.methods import Learner
 from ..training.run import Recipe, Run, run
 
 NetworkName = Literal["tiny", "vit"]
+PretrainObjective = Literal["swav", "dino"]
 _NETWORKS: Mapping[str, type[nn.Module]] = {"tiny": TinyResNet, "vit": SmallViT}
 # The rate and, by whether there are labels, the weight decay. A transformer's tensors have gradients of very different
 # sizes: there, each is measured in units of its own, and rates are of steps that are as large as that.
@@ -38,6 +41,8 @@ _DECAY = {"tiny": {False: 1e-4, True: 5e-4}, "vit": {False: 0.05, True: 0.05}}
 
 # Sharper assignments, few prototypes and soft crops, or a small network from random weights stays at ln K.
 _SWAV = SwAVConfig(prototypes=100, epsilon=0.03, queue_length=0, freeze_prototypes=0.02)
+# A teacher that follows within a short run, and as few outputs as a small data set can tell apart.
+_DINO = DINOConfig(out_dim=256, teacher_momentum=0.9, freeze_last_layer=0.02)
 _UNLABELLED_VIEWS = ViewsConfig(size=32, large=2, small=0, large_scale=(0.3, 1), blur_p=0)
 _LABELLED_VIEWS = ViewsConfig(
     size=32, large=1, small=0, large_scale=(0.4, 1), jitter=(0.3, 0.3, 0.3, 0.05), blur_p=0, grey_p=0.1
@@ -49,7 +54,8 @@ class PretrainConfig(RunConfig):
     """Settings for training a network from random weights.
 
     network: what to train: tiny (the residual network selfmask/tiny) or vit (the vision transformer selfmask/vit).
-    labels: train with labels (cross-entropy) instead of without (SwAV).
+    labels: train with labels (cross-entropy) instead of without.
+    objective: what is learned without labels: swav or dino.
     lr: learning rate of all weights; by default 0.2 for tiny, 0.0003 for vit, whose gradients are scaled to a root mean
         square of 1 in each tensor.
     weight_decay: weight decay of all weights; by default 5e-4 with labels and 1e-4 without for tiny, 0.05 for vit.
@@ -57,6 +63,7 @@ class PretrainConfig(RunConfig):
 
     network: NetworkName = "tiny"
     labels: bool = False
+    objective: PretrainObjective = "swav"
     epochs: float | None = 20.0
     batch_size: int = 256
     lr: float = None  # type: ignore[assignment]
@@ -69,6 +76,9 @@ class PretrainConfig(RunConfig):
         super().__post_init__()
         if self.network not in get_args(NetworkName):
             raise ConfigError("unknown network", expected=", ".join(get_args(NetworkName)), found=self.network)
+        if self.objective not in get_args(PretrainObjective):
+            expected = " or ".join(get_args(PretrainObjective))
+            raise ConfigError("unknown objective", expected=expected, found=self.objective)
         if self.lr is None:
             object.__setattr__(self, "lr", _RATES[self.network])
         if self.weight_decay is None:
@@ -100,7 +110,8 @@ def pretrain(
 ) -> Path:
     """Train one of our networks from random weights; return the file of its weights.
 
-    Without labels: SwAV, as an adaptation does, but on the weights themselves. With labels: cross-entropy on one view.
+    Without labels: SwAV or DINO, as an adaptation does, but on the weights themselves. With labels: cross-entropy on
+    one view.
     split, max_pixels: as in `adapt`.
     """
     source, note = open_to_learn(images, split=split, max_pixels=max_pixels)
@@ -139,9 +150,17 @@ class Pretraining(Recipe):
 
     def objective(self, run: Run) -> Objective:
         if not self.config.labels:
-            return SwAV(run.features, _SWAV, seed=self.config.seed)
+            return self._unlabelled(run)
         classes = [str(number) for number in range(max(run.images.labels or []) + 1)]
         return Supervised(LinearHead(run.features, classes, seed=self.config.seed))
+
+    def _unlabelled(self, run: Run) -> Objective:
+        if self.config.objective == "swav":
+            return SwAV(run.features, _SWAV, seed=self.config.seed)
+        model = run.learner.model
+        with torch.no_grad():
+            mean = torch.cat([as_vectors(model(batch)) for batch in run.reference]).mean(0)
+        return DINO(model, mean, _DINO, seed=self.config.seed)
 
     def groups(self, run: Run, objective: Objective) -> list[ParameterGroup]:
         parameters = [*run.learner.parameters, *objective.parameters()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from .readings import measured
@@ -19,6 +20,8 @@ _SETTINGS: dict[str, dict[str, Any]] = {
     "biases frozen": {"mask": {"select": "all", "exclude": ("*bias",)}},
 }
 _STARTS = {"SwAV weights": SWAV, "DINO weights": DINO, "supervised weights": RESNET50}
+# In miniature, how `selfmask pretrain` makes what stands for them, of the same images.
+_PRETRAINED: dict[str, dict[str, Any]] = {SWAV: {}, DINO: {"objective": "dino"}, RESNET50: {"labels": True}}
 
 
 @register
@@ -28,7 +31,12 @@ class Ablations(Study):
     claims = (
         Claim("50 prototypes are too few", ("knn",), "500 prototypes", "50 prototypes"),
         Claim("norm layers must not be masked", ("knn",), "batch norms frozen", "nothing frozen"),
-        Claim("nor must they be where only biases are left alone", ("knn",), "batch norms frozen", "biases frozen"),
+        Claim(
+            "norm layers must not be masked, whether or not biases are left alone",
+            ("knn",),
+            "batch norms frozen",
+            "biases frozen",
+        ),
     )
 
     def entries(self, scale: Scale) -> list[Entry]:
@@ -38,8 +46,12 @@ class Ablations(Study):
                 for setting, changes in _SETTINGS.items():
                     run = Adapt(case.subject, scale.adapt(seed=seed, **changes))
                     found += measured(case, setting, run, seed)
-        for setting, backbone in ({} if scale.in_miniature else _STARTS).items():
+        for setting, backbone in _STARTS.items():
             for case in scale.cases(DATA, (backbone,)):
+                start = scale.pretrain(**_PRETRAINED[backbone])
+                subject = dataclasses.replace(case.subject, start=start)
                 for seed in scale.repetitions():
-                    found += measured(case, setting, Adapt(case.subject, scale.adapt(seed=seed)), seed)
+                    found += measured(
+                        case._replace(subject=subject), setting, Adapt(subject, scale.adapt(seed=seed)), seed
+                    )
         return found

@@ -24,8 +24,13 @@ class Cascades(Study):
     claims = (
         Claim("the conditional cascade beats one mask by k-NN", ("knn",), "conditional cascade", "SMN"),
         Claim("the unconditional cascade beats one mask by k-NN", ("knn",), "unconditional cascade", "SMN"),
-        Claim("and by linear probes", ("linear",), "unconditional cascade", "SMN"),
-        Claim("the unconditional one is the better one", ("knn",), "unconditional cascade", "conditional cascade"),
+        Claim("the unconditional cascade beats one mask by linear probes", ("linear",), "unconditional cascade", "SMN"),
+        Claim(
+            "the unconditional cascade beats the conditional one by k-NN",
+            ("knn",),
+            "unconditional cascade",
+            "conditional cascade",
+        ),
     )
 
     def entries(self, scale: Scale) -> list[Entry]:

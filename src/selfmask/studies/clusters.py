@@ -59,7 +59,7 @@ class Pictures(Task):
         return {"classes": _SHOWN_CLASSES, "points": _MOST_POINTS, "neighbours": _NEIGHBOURS}
 
     def run(self, place: Path, world: World) -> None:
-        train, test = world.labelled(self.subject.data)
+        train, test = world.labelled(self.subject)
         members = Members.load(world.place(self.of) / RunFile.ROUTER, self.of.config)
         if train.labels is None or test.labels is None:
             raise LabelsError("the images have no labels to tell clusters by", found=self.subject.data)
@@ -69,8 +69,9 @@ class Pictures(Task):
         first = sorted(set(test.labels))[:_SHOWN_CLASSES]
         numbers = [i for i, label in enumerate(test.labels) if label in first]
         shown = SomeImages(test, numbers[:: -(-len(numbers) // _MOST_POINTS)])
-        weights = None if self.subject.weights is None else Path(self.subject.weights)
-        embedder = load_embedder(world.place(self.of), backbone=self.subject.backbone, weights=weights)
+        embedder = load_embedder(
+            world.place(self.of), backbone=self.subject.backbone, weights=world.weights(self.subject)
+        )
         found = extract(embedder, shown, cache=world.features)
         kept = np.array([(shown.labels or [])[i] for i in found[FROZEN].kept])
         if len(kept) < LEAST:
@@ -117,9 +118,18 @@ class Clusters(Study):
             "SMN",
             "frozen",
         ),
-        Claim("and so do those of the cascade", ("neighbours_alike",), "conditional cascade", "frozen"),
         Claim(
-            "which differ little from the adapted ones", ("neighbours_alike",), "conditional cascade", "SMN", equal=True
+            "on a plane, embeddings of the cascade tell classes better than frozen ones",
+            ("neighbours_alike",),
+            "conditional cascade",
+            "frozen",
+        ),
+        Claim(
+            "on a plane, embeddings of the cascade differ little from those of one mask",
+            ("neighbours_alike",),
+            "conditional cascade",
+            "SMN",
+            equal=True,
         ),
     )
 

@@ -62,6 +62,11 @@ def paper_numbers(study: str) -> Sequence[Number]:
     return tuple(_number(row) for row in csv.DictReader(lines))
 
 
+def printed(study: str) -> Sequence[Number]:
+    """The same; nothing for a study that is not the paper's."""
+    return paper_numbers(study) if study in names() else ()
+
+
 def find(study: str, **what: str | float | None) -> float | None:
     """The one number whose fields are `what`; None where the paper prints none. It may print one more than once.
 
@@ -72,7 +77,7 @@ def find(study: str, **what: str | float | None) -> float | None:
     found = [
         number
         for number in paper_numbers(study)
-        if all(_same(getattr(number, key), wanted) for key, wanted in what.items())
+        if all(same(getattr(number, key), wanted) for key, wanted in what.items())
     ]
     if len({number.value for number in found}) > 1:
         open_fields = [key for key in FIELDS if len({getattr(number, key) for number in found}) > 1 and key != "value"]
@@ -84,7 +89,7 @@ def find(study: str, **what: str | float | None) -> float | None:
     return found[0].value if found else None
 
 
-def _same(printed: str | float | None, wanted: str | float | None) -> bool:
+def same(printed: str | float | None, wanted: str | float | None) -> bool:
     """Numbers but for what the paper rounds: it has 1,173,129.5 where 5 % of the weights are 1,173,129.6."""
     if isinstance(printed, float) and isinstance(wanted, int | float):
         return math.isclose(printed, wanted, rel_tol=1e-6)

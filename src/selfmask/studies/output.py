@@ -7,20 +7,22 @@ import dataclasses
 import io
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
 
 from ..errors import RunWriteError
 from ..evaluation.metrics import interval
 from ..files import write_atomically
-from .numbers import find
+from ..report.study import StudyPage, render_study
+from .numbers import find, names
 from .runner import Findings
 from .scale import Case
-from .study import Claim, Entry
+from .study import Entry
+from .verdicts import Judgement, judged
 
 _MOST_POINTS = 20
-Verdict = Literal["repeated", "not visible", "contradicted", "not measured"]
+_NO_SPREAD = 1e-9  # of numbers that are equal: what rounding their mean leaves
+CLAIMS_HEAD = ("claim", "here", "difference (± 95 %)", "numbers", "seeds", "steps", "in the paper")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +54,8 @@ def lines_of(found: Findings) -> list[Line]:
     for (case, setting, measure, x), numbers in groups.items():
         mean, spread = interval([found.values[number] for number in numbers])
         at = x if numbers[0].paper_x is None else numbers[0].paper_x
-        paper = find(found.study.name, backbone=case.backbone, setting=setting, data=case.data, measure=measure, x=at)
+        what = {"backbone": case.backbone, "setting": setting, "data": case.data, "measure": measure}
+        paper = find(found.study.name, **what, x=at) if found.study.name in names() else None
         steps = max(number.steps for number in numbers)
         lines.append(Line(str(case), setting, measure, x, mean, spread, len(numbers), steps, paper))
     return lines
@@ -75,95 +78,93 @@ def as_csv(lines: Sequence[Line]) -> str:
     return out.getvalue()
 
 
-def as_markdown(found: Findings, lines: Sequence[Line], figures: Sequence[str] = ()) -> str:
-    """The page of a study: what it is, its table, its figures, and what became of the paper's claims."""
+def page_of(found: Findings, lines: Sequence[Line], figures: Sequence[str] = ()) -> StudyPage:
+    """What the page of a study shows: what it is, what became of the paper's claims, its table and its figures."""
     study, scale = found.study, found.scale
-    text = [f"# {study.title}", ""]
-    text += [f"`selfmask study {study.name} --scale {scale.name}`", "", scale.recipe, ""]
     with_x = any(line.x is not None for line in lines)
     head = ["case", "setting", "measure", *(["at"] if with_x else [])]
-    head += ["found", "seeds", "steps", "paper", "difference"]
     shown = for_reading(lines)
-    text += _table(head, *([*_first(line, with_x), *_rest(line)] for line in shown))
-    if left := len(lines) - len(shown):
-        text += ["", f"{left:,} more, the points of long curves, are in `{study.name}.csv`."]
-    text += ["", *(f"![{name}]({name})" for name in figures)]
-    if found.missing:
-        text += ["", "Missing:", ""]
-        text += dict.fromkeys(
-            f"- {entry.case}, {entry.setting}, {entry.measure}: {why.splitlines()[0]}"
-            for entry, why in found.missing.items()
-        )
-    if study.claims:
-        text += ["", "## What the paper says", ""]
-        rows = [[claim.text, *judged(claim, found)] for claim in study.claims]
-        text += _table(["claim", "here", "difference (± 95 %)"], *rows)
+    left = len(lines) - len(shown)
+    return StudyPage(
+        title=study.title,
+        command=f"selfmask study {study.name} --scale {scale.name}",
+        recipe=scale.recipe,
+        head=[*head, "found", "seeds", "steps", "paper", "difference"],
+        rows=[[*first(line, with_x), *rest(line)] for line in shown],
+        note=f"{left:,} more, the points of long curves, are in {study.name}.csv." if left else "",
+        figures=figures,
+        missing=list(
+            dict.fromkeys(
+                f"{entry.case}, {entry.setting}, {entry.measure}: {why.splitlines()[0]}"
+                for entry, why in found.missing.items()
+            )
+        ),
+        claims_head=CLAIMS_HEAD,
+        claims=[[claim.text, *claim_row(judged(claim, found))] for claim in study.claims],
+    )
+
+
+def claim_row(found: Judgement) -> list[str]:
+    """What stands beside a claim, in the columns of `CLAIMS_HEAD`."""
+    many = [f"{count:,}" if count else "" for count in (found.seeds, found.steps)]
+    return [found.verdict, found.difference, found.here, *many, found.paper]
+
+
+def as_markdown(page: StudyPage) -> str:
+    text = [f"# {page.title}", "", f"`{page.command}`", "", page.recipe, ""]
+    text += table(page.head, *page.rows)
+    if page.note:
+        text += ["", page.note]
+    text += ["", *(f"![{name}]({name})" for name in page.figures)]
+    if page.missing:
+        text += ["", "Missing:", "", *(f"- {each}" for each in page.missing)]
+    if page.claims:
+        text += ["", "## What the paper says", "", *table(page.claims_head, *page.claims)]
     return "\n".join(text) + "\n"
 
 
-def judged(claim: Claim, found: Findings) -> tuple[Verdict, str]:
-    """Whether one setting is better than another here, on the mean of all data: seed by seed, if beyond the spread."""
-    better, worse = (_by_seed(found, claim, setting) for setting in (claim.better, claim.worse))
-    both = [better[key] - worse[key] for key in better if key in worse]
-    if not both:
-        return "not measured", ""
-    seeds = sorted({key[-1] for key in better if key in worse})
-    each = [_mean([better[k] - worse[k] for k in better if k in worse and k[-1] == seed]) for seed in seeds]
-    mean, width = interval(each)
-    shown = f"{100 * mean:+.1f}" + (f" ± {100 * width:.1f}" if width is not None else " (one seed)")
-    if claim.equal and width is not None:
-        return "repeated" if abs(mean) <= width else "contradicted", shown
-    if width is None or abs(mean) <= width:
-        return "not visible", shown
-    return "repeated" if mean > 0 else "contradicted", shown
-
-
-def _by_seed(found: Findings, claim: Claim, setting: str) -> dict[tuple[Case, int], float]:
-    return {
-        (number.case, number.seed): value
-        for number, value in found.values.items()
-        if number.setting == setting and number.measure in claim.measures and number.x == claim.x
-    }
-
-
 def write(found: Findings, folder: Path) -> list[Path]:
-    """CSV, Markdown and figures of a study; the files."""
+    """CSV, Markdown, figures and one page of a study; the files."""
     folder.mkdir(parents=True, exist_ok=True)
     lines = lines_of(found)
     figures = found.study.draw(found.values, folder, found.place)
-    files = {f"{found.study.name}.csv": as_csv(lines), f"{found.study.name}.md": as_markdown(found, lines, figures)}
-    for name, content in files.items():
-        write_atomically(folder / name, content.encode(), RunWriteError)
-    return [folder / name for name in (*files, *figures)]
+    name, page = found.study.name, page_of(found, lines, figures)
+    files = {f"{name}.csv": as_csv(lines), f"{name}.md": as_markdown(page), f"{name}.html": render_study(page, folder)}
+    for file, content in files.items():
+        write_atomically(folder / file, content.encode(), RunWriteError)
+    return [folder / file for file in (*files, *figures)]
 
 
-def _first(line: Line, with_x: bool) -> Iterator[str]:
-    yield from (line.case, line.setting, line.measure)
-    if with_x:
-        yield "" if line.x is None else f"{line.x:g}"
+def first(line: Line, with_x: bool) -> list[str]:
+    """What a number is of, in the first columns of a table."""
+    at = [] if not with_x else ["" if line.x is None else f"{line.x:g}"]
+    return [line.case, line.setting, line.measure, *at]
 
 
-def _rest(line: Line) -> Iterator[str]:
-    yield _number(line.mean, line.spread)
-    yield str(line.seeds)
-    yield f"{line.steps:,}" if line.steps else ""
-    yield "" if line.paper is None else _number(line.paper)
-    yield "" if line.difference is None else f"{line.difference:+.3g}"
+def rest(line: Line) -> list[str]:
+    """The number, how many seeds and steps it has, and how far it is from the paper's."""
+    return [
+        _number(line.mean, line.spread),
+        str(line.seeds),
+        f"{line.steps:,}" if line.steps else "",
+        "" if line.paper is None else _number(line.paper),
+        "" if line.difference is None else f"{line.difference:+.3g}",
+    ]
 
 
 def _number(value: float, spread: float | None = None) -> str:
     if 0 < abs(value) < 0.005 and not spread:
         return f"{value:.2g}"
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3f}" + (f" ± {spread:.3f}" if spread else "")
+    return (
+        f"{value:,.0f}"
+        if abs(value) >= 1000
+        else f"{value:.3f}" + (f" ± {spread:.3f}" if spread and spread > _NO_SPREAD else "")
+    )
 
 
 def _short(value: object) -> str:
     return f"{value:.6g}" if isinstance(value, float) and math.isfinite(value) else str(value)
 
 
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values)
-
-
-def _table(head: Sequence[str], *rows: Sequence[str]) -> list[str]:
+def table(head: Sequence[str], *rows: Sequence[str]) -> list[str]:
     return [f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows)]

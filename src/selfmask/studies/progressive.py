@@ -22,7 +22,8 @@ class Progressive(Study):
         for case in scale.cases(DATA):
             for seed in scale.repetitions():
                 others = runs(scale, case, seed)
-                mask = {"rule": "progressive_topk", "score_init": "kaiming", "share_every": "epoch"}
+                every = "step" if scale.in_miniature else "epoch"  # a short run has no two epochs
+                mask = {"rule": "progressive_topk", "score_init": "kaiming", "share_every": every}
                 falling = Adapt(case.subject, scale.adapt(seed=seed, mask=mask), others["SMN"])
                 named = {"topk progressive": falling, "topk found": others["topk found"], "SMN": others["SMN"]}
                 found += [entry for setting, run in named.items() for entry in measured(case, setting, run, seed)]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
@@ -10,15 +12,16 @@ from pathlib import Path
 
 from ..backbones import Backbone, load_backbone
 from ..commands.cells import DIVERGED, FAILED, Cells
-from ..data import Images
+from ..data import Images, SomeImages, label_split
 from ..data.partition import open_labelled
 from ..embedding.cache import FeatureCache
-from ..errors import ConfigError, DataUnavailableError, NeededCellError, RunBusyError
+from ..errors import ConfigError, DataUnavailableError, NeededCellError, RunBusyError, RunWriteError
+from ..files import RunFile, write_atomically
 from ..training import RunFolder
 from ..training.display import StagesDisplay
 from .scale import Scale
 from .study import Entry, Study
-from .tasks import Subject, Task
+from .tasks import Pretrain, Subject, Task
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +46,7 @@ class Tasks(Cells[Task]):
 
     def __init__(self, folder: Path, display: StagesDisplay) -> None:
         super().__init__(folder, display)
-        self._images: dict[str, tuple[Images, Images]] = {}
+        self._images: dict[tuple[str, int | None], tuple[Images, Images]] = {}
 
     def begin(self) -> None:
         """Mark the folder as ours, or refuse one of other files; others may be at work in it."""
@@ -51,12 +54,20 @@ class Tasks(Cells[Task]):
             RunFolder(self.folder, resume=True).close()
 
     def backbone(self, subject: Subject) -> Backbone:
-        return load_backbone(subject.backbone, weights=None if subject.weights is None else Path(subject.weights))
+        return load_backbone(subject.backbone, weights=self.weights(subject))
 
-    def labelled(self, data: str) -> tuple[Images, Images]:
-        if data not in self._images:
-            self._images[data] = open_labelled(data)
-        return self._images[data]
+    def weights(self, subject: Subject) -> Path | None:
+        if subject.start is not None:
+            before = Pretrain(dataclasses.replace(subject, start=None), subject.start)
+            return self.place(before) / subject.start.weights_file
+        return None if subject.weights is None else Path(subject.weights)
+
+    def labelled(self, subject: Subject) -> tuple[Images, Images]:
+        key = subject.data, subject.most_images
+        if key not in self._images:
+            train, test = open_labelled(subject.data)
+            self._images[key] = _at_most(train, subject.most_images), test
+        return self._images[key]
 
     @cached_property
     def features(self) -> FeatureCache:
@@ -65,7 +76,7 @@ class Tasks(Cells[Task]):
 
     def cost(self, cell: Task) -> float:
         try:
-            return cell.cost(len(self.labelled(cell.subject.data)[0]))
+            return cell.cost(len(self.labelled(cell.subject)[0]))
         except DataUnavailableError:  # the cell will say so itself, and others have their data
             return 0.0
 
@@ -81,12 +92,22 @@ class Tasks(Cells[Task]):
                 raise NeededCellError(f"{needed.title} did not come to an end", found=reason)
         place = self.place(cell)
         place.mkdir(parents=True, exist_ok=True)
+        began, used = time.perf_counter(), time.process_time()
         cell.run(place, self)
+        took = {"seconds": time.perf_counter() - began, "core_seconds": time.process_time() - used}
+        write_atomically(place / RunFile.TOOK, json.dumps(took).encode(), RunWriteError)
 
     def trouble(self, cell: Task) -> str | None:
         """Why there is no result; None where there is one."""
         found = self.result(cell)
         return found.get(FAILED) or found.get(DIVERGED)
+
+
+def _at_most(images: Images, most: int | None) -> Images:
+    """All of them, or a part that is always the same."""
+    if most is None or most >= len(images):
+        return images
+    return SomeImages(images, label_split(images.labels or [], most / len(images), seed=0))
 
 
 def in_order(tasks: Iterable[Task]) -> Iterator[Task]:

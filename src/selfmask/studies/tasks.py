@@ -19,6 +19,7 @@ from ..commands.cascade.config import CascadeConfig
 from ..commands.cascade.run import fit_cascade
 from ..commands.evaluate import features_of
 from ..commands.opening import load_embedder
+from ..commands.pretrain import PretrainConfig, pretrain
 from ..commands.train import TrainConfig, train
 from ..data import Images
 from ..embedding.cache import FeatureCache
@@ -35,11 +36,17 @@ _A_LOOK = 30.0  # what a task without training costs, in steps
 
 @dataclasses.dataclass(frozen=True)
 class Subject:
-    """A backbone, and the images that it is adapted to and judged by."""
+    """A backbone, and the images that it is adapted to and judged by.
+
+    weights: file with the weights of the backbone. most_images: so many of the training images at most, of each class
+    alike. start: how the backbone is pretrained, where that is part of the study.
+    """
 
     backbone: str
     data: str
     weights: str | None = None
+    most_images: int | None = None
+    start: PretrainConfig | None = None
 
     def __str__(self) -> str:
         return f"{self.backbone} on {self.data}"
@@ -55,7 +62,10 @@ class World(Protocol):
     def backbone(self, subject: Subject) -> Backbone:
         """Made anew: what learns may change it."""
 
-    def labelled(self, data: str) -> tuple[Images, Images]:
+    def weights(self, subject: Subject) -> Path | None:
+        """The file with its weights; None for those that belong to its name."""
+
+    def labelled(self, subject: Subject) -> tuple[Images, Images]:
         """Images to learn from, and to test with."""
 
     @property
@@ -72,7 +82,15 @@ class Task(ABC):
     @property
     def needs(self) -> tuple[Task, ...]:
         """Those whose results it takes."""
-        return ()
+        return self.starts
+
+    @property
+    def starts(self) -> tuple[Task, ...]:
+        """What pretrains its backbone, if anything does."""
+        subject = self.subject
+        if subject.start is None:
+            return ()
+        return (Pretrain(dataclasses.replace(subject, start=None), subject.start),)
 
     @property
     @abstractmethod
@@ -108,6 +126,29 @@ def _steps(config: RunConfig, images: int) -> float:
 
 
 @dataclasses.dataclass(frozen=True)
+class Pretrain(Task):
+    """`selfmask pretrain`."""
+
+    verb = "pretrain"
+    config: PretrainConfig
+
+    @property
+    def title(self) -> str:
+        return f"pretrain {self.subject}: {'labels' if self.config.labels else self.config.objective}"
+
+    def settings(self) -> Mapping[str, Any]:
+        return to_dict(self.config)
+
+    def cost(self, images: int) -> float:
+        return _steps(self.config, images)
+
+    def run(self, place: Path, world: World) -> None:
+        images = world.labelled(self.subject)[0]
+        about = {"images": self.subject.data}
+        pretrain(images, place, self.config, resume=True, about=about, display=world.display)
+
+
+@dataclasses.dataclass(frozen=True)
 class Adapt(Task):
     """`selfmask adapt`.
 
@@ -120,7 +161,7 @@ class Adapt(Task):
 
     @property
     def needs(self) -> tuple[Task, ...]:
-        return () if self.share_of is None else (self.share_of,)
+        return (*self.starts, *(() if self.share_of is None else (self.share_of,)))
 
     @property
     def title(self) -> str:
@@ -142,7 +183,7 @@ class Adapt(Task):
         backbone = world.backbone(self.subject)
         adapt(
             backbone.model,
-            world.labelled(self.subject.data)[0],
+            world.labelled(self.subject)[0],
             config,
             out=place,
             resume=True,
@@ -174,13 +215,13 @@ class Train(Task):
 
     def run(self, place: Path, world: World) -> None:
         backbone = world.backbone(self.subject)
-        images, test = world.labelled(self.subject.data)
+        images, test = world.labelled(self.subject)
         train(
             backbone.model,
             images,
             self.config,
             test=test,
-            head=self._head(images.classes or []),
+            head=self._head(images.classes or [], world),
             out=place,
             resume=True,
             preprocessing=backbone.preprocessing,
@@ -189,11 +230,11 @@ class Train(Task):
             display=world.display,
         )
 
-    def _head(self, classes: list[str]) -> TextHead | None:
+    def _head(self, classes: list[str], world: World) -> TextHead | None:
         """CLIP's text embeddings of the classes, where they are the head."""
         if self.config.head != "clip-text":
             return None
-        weights = None if self.subject.weights is None else Path(self.subject.weights)
+        weights = world.weights(self.subject)
         return TextHead(*class_embeddings(self.subject.backbone, classes, weights=weights), classes)
 
 
@@ -223,7 +264,7 @@ class Cascade(Task):
         backbone = world.backbone(self.subject)
         fit_cascade(
             backbone.model,
-            world.labelled(self.subject.data)[0],
+            world.labelled(self.subject)[0],
             self.config,
             out=place,
             dispatcher=world.place(self.dispatcher),
@@ -247,7 +288,7 @@ class Measure(Task):
 
     @property
     def needs(self) -> tuple[Task, ...]:
-        return () if self.of is None else (self.of,)
+        return self.starts if self.of is None else (self.of,)
 
     @property
     def title(self) -> str:
@@ -261,9 +302,9 @@ class Measure(Task):
     def run(self, place: Path, world: World) -> None:
         subject = self.subject
         what = subject.backbone if self.of is None else world.place(self.of)
-        weights = None if subject.weights is None else Path(subject.weights)
+        weights = world.weights(subject)
         embedder = load_embedder(what, backbone=None if self.of is None else subject.backbone, weights=weights)
-        features = features_of(embedder, *world.labelled(subject.data), cache=world.features)
+        features = features_of(embedder, *world.labelled(subject), cache=world.features)
         found: dict[str, Any] = {}
         for share in (1.0, *self.shares):
             settings = Settings(k=(20, 200), label_fraction=share, seeds=self.draws, stratified=self.stratified)
