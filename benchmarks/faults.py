@@ -174,7 +174,10 @@ def _run(words: list[str], output: int, prepare: Callable[[], None]) -> None:
         os.dup2(output, 1)
         os.dup2(output, 2)
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        prepare()
+        try:
+            prepare()
+        except KeyboardInterrupt:  # before the command has begun
+            os._exit(130)
         sys.argv = ["selfmask", *words]
         import_module("selfmask.cli").main()
     except SystemExit as end:
