@@ -2,6 +2,7 @@
 
     python -m benchmarks.curve plan [--only TEXT]                      how many steps a budget gives: on an idle machine
     python -m benchmarks.curve BUDGET [--only TEXT] [--seeds N]        BUDGET: 2m, 20m, 2h
+    python -m benchmarks.curve BUDGET --method full|lora|bitfit        the same steps by another method
     python -m benchmarks.curve tables
 
 A budget is time, so how many steps it gives is asked of an idle machine, by dry runs of `adapt`, and kept. The runs
@@ -21,9 +22,10 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean
-from typing import Any
+from typing import Any, get_args
 
 from selfmask import AdaptConfig, AdaptResult, adapt
+from selfmask.commands.adapt_config import AdaptMethod
 from selfmask.commands.outcome import Labelled
 from selfmask.data import open_images
 from selfmask.evaluation.rows import COLUMNS
@@ -73,13 +75,14 @@ def run(pair: Pair, settings: Mapping[str, Any], **of_adapt: Any) -> AdaptResult
     return adapt(model, pair.images, config, preprocessing=preprocessing, report=False, **of_adapt)
 
 
-def perform(pair: Pair, budget: str, seed: int) -> dict[str, Any]:
+def perform(pair: Pair, budget: str, seed: int, method: str) -> dict[str, Any]:
     if str(pair) not in planned():
         raise SystemExit(f"how many steps {budget} gives is not known: run `python -m benchmarks.curve plan` first")
     steps = planned()[str(pair)][budget]
-    out = RUNS / f"{pair}, {budget}, {seed}".replace("/", "-")
+    out = RUNS / f"{pair}, {budget}, {seed}, {method}".replace("/", "-")
     labelled = Labelled(*(open_images(pair.images, split=split) for split in ("train", "test")))
-    result = run(pair, {"steps": steps, "seed": seed}, out=out, resume=out.exists(), labelled=labelled).result
+    settings = {"steps": steps, "seed": seed, "method": method}
+    result = run(pair, settings, out=out, resume=out.exists(), labelled=labelled).result
     return {"backbone": pair.backbone, "images": pair.images, "budget": budget, "seed": seed, "result": result}
 
 
@@ -98,28 +101,33 @@ def read(log: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
 
 
+def method_of(line: Mapping[str, Any]) -> str:
+    return str(line["result"]["method"])
+
+
 def show(lines: Sequence[dict[str, Any]]) -> None:
     """Points above the frozen backbone, with the map on both sides in the columns that say so; means over seeds."""
-    found: dict[tuple[str, Pair], list[dict[str, Any]]] = defaultdict(list)
+    found: dict[tuple[str, str, Pair], list[dict[str, Any]]] = defaultdict(list)
     for line in lines:
-        found[line["budget"], Pair(line["backbone"], line["images"])].append(line["result"])
+        found[line["budget"], method_of(line), Pair(line["backbone"], line["images"])].append(line["result"])
     columns = [(suffix, key) for suffix in ("", "+map") for key in COLUMNS]
     heads = [COLUMNS[key] + (", both mapped" if suffix else "") for suffix, key in columns]
-    print("| budget | pair | runs | steps | kept | " + " | ".join(heads) + " |")
-    print("|" + " --- |" * (5 + len(columns)))
-    totals: dict[str, list[list[float]]] = defaultdict(list)
-    for (budget, pair), results in found.items():
+    print("| budget | method | pair | runs | steps | kept | bytes | " + " | ".join(heads) + " |")
+    print("|" + " --- |" * (7 + len(columns)))
+    totals: dict[tuple[str, str], list[list[float]]] = defaultdict(list)
+    for (budget, method, pair), results in found.items():
         gains = [
-            100 * mean(r["rows"]["mask" + suffix][key] - r["rows"]["frozen" + suffix][key] for r in results)
+            100 * mean(r["rows"][method + suffix][key] - r["rows"]["frozen" + suffix][key] for r in results)
             for suffix, key in columns
         ]
-        totals[budget].append(gains)
+        totals[budget, method].append(gains)
         kept = sum(r["kept"] != "identity" for r in results)
-        cells = [budget, str(pair), str(len(results)), f"{mean(r['steps'] for r in results):.0f}", str(kept)]
+        steps, size = (mean(r[key] for r in results) for key in ("steps", "bytes"))
+        cells = [budget, method, str(pair), str(len(results)), f"{steps:.0f}", str(kept), f"{size:,.0f}"]
         print("| " + " | ".join([*cells, *(f"{gain:+.1f}" for gain in gains)]) + " |")
-    for budget, rows in totals.items():
+    for (budget, method), rows in totals.items():
         means = [f"**{mean(column):+.1f}**" for column in zip(*rows, strict=True)]
-        print("| " + " | ".join([budget, f"mean of {len(rows)}", "", "", "", *means]) + " |")
+        print("| " + " | ".join([budget, method, f"mean of {len(rows)}", "", "", "", "", *means]) + " |")
 
 
 def main() -> None:
@@ -128,6 +136,7 @@ def main() -> None:
     parser.add_argument("--log", type=Path, default=LOG)
     parser.add_argument("--only", default="", help="only pairs whose name holds this text")
     parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--method", choices=get_args(AdaptMethod), default="mask")
     given = parser.parse_args()
     keep_memory()  # as the command line does
     if given.budget == "tables":
@@ -140,11 +149,14 @@ def main() -> None:
         return
     for seed in range(given.seeds):
         for pair in CURVE:
-            key = pair.backbone, pair.images, given.budget, seed
-            done = {tuple(line[name] for name in ("backbone", "images", "budget", "seed")) for line in read(given.log)}
+            key = pair.backbone, pair.images, given.budget, seed, given.method
+            done = {
+                (*(line[name] for name in ("backbone", "images", "budget", "seed")), method_of(line))
+                for line in read(given.log)
+            }
             if key in done or given.only not in str(pair):
                 continue
-            line = perform(pair, given.budget, seed)
+            line = perform(pair, given.budget, seed, given.method)
             with given.log.open("a") as file:
                 file.write(json.dumps(line) + "\n")
             print(
