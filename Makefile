@@ -4,7 +4,7 @@ BIN := .venv/bin
 # Tests start many processes; without compiled files each of them would compile every source anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all bench format clean
+.PHONY: demo test test-all docs bench format clean
 
 demo: .venv/ready
 	$(BIN)/selfmask demo
@@ -35,6 +35,11 @@ bench: .venv/ready-dev
 	$(BIN)/python -m benchmarks.cascading || status=1; \
 	exit $$status
 
+# The site, in build/site: no warnings, no broken links, and every notebook run.
+docs: .venv/ready-dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@echo "open build/site/index.html, or, to search in it: python3 -m http.server --directory build/site"
+
 format: .venv/ready-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
@@ -47,8 +52,8 @@ format: .venv/ready-dev
 
 .venv/ready-dev: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev,clip,lora,parquet,bench]'
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev,clip,lora,parquet,export,heic,serve,search,tensorboard,docs,bench]'
 	touch $@ .venv/ready
 
 clean:
-	rm -rf .venv runs dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv runs dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis

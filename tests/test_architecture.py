@@ -12,15 +12,22 @@ import pytest
 import selfmask
 
 ROOT = Path(selfmask.__file__).parent
-LATE = {  # what may be imported inside a function: extras, plotting, and data sets that are fetched
+LATE = {  # what may be imported inside a function: extras, plotting, the hub, and data sets that are fetched
+    "hub.card",
+    "hub.transfer",
     "open_clip",
     "peft",
     "pyarrow",
     "pyarrow.parquet",
+    "onnxruntime",
+    "faiss",
+    "pillow_heif",
     "matplotlib.figure",
     "torchvision.datasets",
     "report.page",
     "report.examples",
+    "report.figures",
+    "report.curation",
     "outcome",
 }
 COMPILER = {"torch._dynamo", "torchvision"}  # torch's compiler, which takes about as long as torch, and who loads it
@@ -59,13 +66,13 @@ def loaded_by(module: str) -> list[str]:
         ("selfmask", 2, {"torch", "numpy", "rich", "typer"}),
         pytest.param(
             "selfmask.masking",
-            32,
-            {*COMPILER, "timm", "PIL", "accelerate", "rich", "selfmask.data"},
+            35,
+            {*COMPILER, "timm", "PIL", "accelerate", "huggingface_hub", "rich", "selfmask.data"},
             marks=pytest.mark.heavy,
         ),
         (
             "selfmask.commands.adapt",
-            115,
+            118,
             {*COMPILER, "timm", "sklearn", "matplotlib", "peft", "transformers", "selfmask.cascade"},
         ),
     ],
