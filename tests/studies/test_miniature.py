@@ -7,8 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from selfmask import FeatureMap
+from selfmask.backbones import load_backbone
 from selfmask.commands.pretrain import PretrainConfig
+from selfmask.embedding.vectors import embed
 from selfmask.errors import ConfigError
+from selfmask.evaluation import knn_accuracy
 from selfmask.studies.catalogue import STUDIES
 from selfmask.studies.plan import plan
 from selfmask.studies.runner import in_order
@@ -71,3 +75,21 @@ def test_starts_are_pretrained_each_in_its_own_way(tmp_path: Path) -> None:
 def test_an_objective_that_nothing_is_pretrained_by_is_refused() -> None:
     with pytest.raises(ConfigError, match="unknown objective"):
         PretrainConfig(objective="neighbours")  # type: ignore[arg-type]
+
+
+def test_a_cascade_stands_beside_one_mask_that_is_whitened_too(tmp_path: Path) -> None:
+    """A cascade whitens its vectors: one mask without that would be no rival."""
+    scale, runner = Scale("laptop", data=(few_clothes(tmp_path / "few.npz", train=6),), seeds=1), tasks_in(tmp_path)
+    entries = [e for e in STUDIES["cascade"].entries(scale) if e.setting.endswith("whitened")]
+    assert {e.setting for e in entries} == {"frozen, whitened", "SMN, whitened"}
+    (entry,) = (e for e in entries if (e.setting, e.measure) == ("frozen, whitened", "knn_20"))
+    runner.begin()
+    place = runner.place(entry.task)
+    place.mkdir(parents=True)
+    entry.task.run(place, runner)
+    backbone, (train, test) = load_backbone("selfmask/tiny"), runner.labelled(entry.case.subject)
+    x, y = (embed(backbone.model.eval(), images, backbone.preprocessing)[0] for images in (train, test))
+    whiten = FeatureMap.fit(x).at(1.0)
+    expected = knn_accuracy(whiten(x), train.labels or [], whiten(y), test.labels or [], k=20)
+    assert entry.read(runner.result(entry.task)) == expected
+    assert expected != knn_accuracy(x, train.labels or [], y, test.labels or [], k=20)

@@ -40,8 +40,11 @@ class Cascades(Study):
 
     def _of(self, scale: Scale, case: Case, seed: int) -> list[Entry]:
         whole = cascade_of(scale, case, seed)
+        # A cascade whitens its vectors, which alone does much for k-NN: so one mask is whitened, too, and none.
         return [
+            *measured(case, "frozen, whitened", None, seed, whiten=1.0),
             *measured(case, "SMN", whole.dispatcher, seed),
+            *measured(case, "SMN, whitened", whole.dispatcher, seed, whiten=1.0),
             *measured(case, "conditional cascade", whole, seed, variant="conditional"),
             *measured(case, "unconditional cascade", whole, seed, variant="unconditional"),
         ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from ..evaluation.measuring import MAP
 from .scale import Case
 from .study import Entry
 from .tasks import Adapt, Cascade, Measure, Train
@@ -13,9 +14,20 @@ PAPER_KNN = "knn_200"
 """The paper's k-NN, with k = 200, by the name that `evaluate` gives it."""
 
 
-def measured(case: Case, setting: str, run: Adapt | Cascade | None, seed: int, variant: str = "mask") -> list[Entry]:
-    """k-NN, with the paper's k and with 20, and a linear probe, of what a run learned or of the frozen backbone."""
-    task, which = Measure(case.subject, run), "frozen" if run is None else variant
+def measured(
+    case: Case,
+    setting: str,
+    run: Adapt | Cascade | None,
+    seed: int,
+    variant: str = "mask",
+    whiten: float | None = None,
+) -> list[Entry]:
+    """k-NN, with the paper's k and with 20, and a linear probe, of what a run learned or of the frozen backbone.
+
+    whiten: power of a map that the vectors go through first.
+    """
+    task = Measure(case.subject, run, whiten=whiten)
+    which = ("frozen" if run is None else variant) + ("" if whiten is None else MAP)
     steps = 0 if run is None else steps_of(run)
     names = {"knn": PAPER_KNN, "knn_20": "knn", "linear": "linear"}
     return [Entry(case, setting, name, task, top1(key, which), seed=seed, steps=steps) for name, key in names.items()]

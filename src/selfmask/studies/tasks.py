@@ -23,7 +23,7 @@ from ..commands.pretrain import PretrainConfig, pretrain
 from ..commands.train import TrainConfig, train
 from ..data import Images
 from ..embedding.cache import FeatureCache
-from ..evaluation.measuring import evaluate
+from ..evaluation.measuring import evaluate, with_maps
 from ..evaluation.protocols import Settings
 from ..files import RunFile, write_atomically
 from ..objectives.heads import TextHead
@@ -277,7 +277,8 @@ class Cascade(Task):
 class Measure(Task):
     """`selfmask evaluate`: k-NN and linear probes of a run, or of the frozen backbone.
 
-    shares: shares of the labels for the probes, besides all of them.
+    shares: shares of the labels for the probes, besides all of them. whiten: power of a map; each variant is then
+    measured with it, too.
     """
 
     verb = "measure"
@@ -285,6 +286,7 @@ class Measure(Task):
     shares: tuple[float, ...] = ()
     draws: int = 1
     stratified: bool = True
+    whiten: float | None = None
 
     @property
     def needs(self) -> tuple[Task, ...]:
@@ -293,11 +295,12 @@ class Measure(Task):
     @property
     def title(self) -> str:
         return f"measure {self.subject if self.of is None else self.of.title}" + (
-            " with few labels" * bool(self.shares)
+            " with few labels" * bool(self.shares) + ", whitened" * (self.whiten is not None)
         )
 
     def settings(self) -> Mapping[str, Any]:
-        return {"shares": list(self.shares), "draws": self.draws, "stratified": self.stratified}
+        own = {"shares": list(self.shares), "draws": self.draws, "stratified": self.stratified}
+        return own if self.whiten is None else {**own, "whiten": self.whiten}
 
     def run(self, place: Path, world: World) -> None:
         subject = self.subject
@@ -305,6 +308,8 @@ class Measure(Task):
         weights = world.weights(subject)
         embedder = load_embedder(what, backbone=None if self.of is None else subject.backbone, weights=weights)
         features = features_of(embedder, *world.labelled(subject), cache=world.features)
+        if self.whiten is not None:
+            features = with_maps(features, power=self.whiten)
         found: dict[str, Any] = {}
         for share in (1.0, *self.shares):
             settings = Settings(k=(20, 200), label_fraction=share, seeds=self.draws, stratified=self.stratified)
