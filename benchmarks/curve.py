@@ -30,6 +30,8 @@ from selfmask.commands.outcome import Labelled
 from selfmask.data import open_images
 from selfmask.evaluation.rows import COLUMNS
 from selfmask.memory import keep_memory
+from selfmask.training.budget import LEAST_STEPS
+from selfmask.training.config import seconds_of
 
 from .gate import backbone_named
 
@@ -92,7 +94,10 @@ def planned() -> dict[str, dict[str, int]]:
 
 
 def plan(pair: Pair) -> None:
-    steps = {budget: run(pair, {"budget": budget}, dry_run=True).result["steps"] for budget in BUDGETS}
+    middle = BUDGETS[1]
+    found = run(pair, {"budget": middle}, dry_run=True).result
+    more = {budget: (seconds_of(budget) - seconds_of(middle)) / found["seconds_per_step"] for budget in BUDGETS}
+    steps = {budget: max(LEAST_STEPS, found["steps"] + round(each)) for budget, each in more.items()}
     print(pair, steps, flush=True)
     STEPS.write_text(json.dumps(planned() | {str(pair): steps}, indent=1) + "\n")
 

@@ -43,6 +43,7 @@ def test_steps_fill_the_time() -> None:
     steps = speed.steps_within(600, images=1000)
     plan = speed.plan(steps, 1000, torch.zeros(25))
     assert 590 < plan["seconds"] <= 600
+    assert speed.plan(steps + 1, 1000, ())["seconds"] - plan["seconds"] == pytest.approx(plan["seconds_per_step"])
     assert plan["disk_bytes"] == 200
     assert speed.steps_within(1, images=1000) == LEAST_STEPS
 

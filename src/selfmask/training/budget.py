@@ -73,6 +73,7 @@ class Speed:
         return {
             "steps": steps,
             "seconds": self._each(images * self.image) * steps + _PASSES * images * self.image,
+            "seconds_per_step": self._each(images * self.image),
             "memory_bytes": psutil.Process().memory_info().rss,
             "disk_bytes": 2 * held,  # the last checkpoint and the best
         }
