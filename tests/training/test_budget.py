@@ -86,7 +86,7 @@ def test_a_resumed_run_keeps_the_steps_that_its_budget_came_to(tmp_path: Path, m
     whole = (tmp_path / "run" / "config.json").read_text()
     for damaged in (whole.replace(f'"steps": {begun}', '"steps": "x"'), '{"facts": 3}'):
         (tmp_path / "run" / "config.json").write_text(damaged)
-        with pytest.raises(RunDamagedError, match="how many steps"):
+        with pytest.raises(RunDamagedError, match="does not say"):
             adapt(network(), Clothes(), settings, out=tmp_path / "run", resume=True, preprocessing=HOW, report=False)
     (tmp_path / "run" / "config.json").write_text(whole)
     done = adapt(network(), Clothes(), settings, out=tmp_path / "run", resume=True, preprocessing=HOW, report=False)

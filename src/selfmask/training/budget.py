@@ -14,6 +14,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from .batches import Steps
 from .beside import Beside
+from .config import Precision
+from .precision import autocast
 
 LEAST_STEPS = 40  # fewer teach nothing
 _TRIED, _SLOWER = 8, 4  # steps; the first are slower, until memory and threads are warm, and not counted
@@ -34,7 +36,7 @@ class Speed:
     image: float
 
     @staticmethod
-    def measure(model: nn.Module, batches: Steps, device: torch.device) -> Speed:
+    def measure(model: nn.Module, batches: Steps, device: torch.device, precision: Precision = "float32") -> Speed:
         """Take some steps without an optimizer; afterwards everything is as it was."""
         frozen = "base." if isinstance(model, Beside) else None
         before = {key: v.clone() for key, v in model.state_dict().items() if not (frozen and key.startswith(frozen))}
@@ -44,7 +46,9 @@ class Speed:
             start = time.perf_counter()
             batch = tree_map(lambda tensor: tensor.to(device), batches[number])
             views = batch[0] if isinstance(batch, tuple) else batch
-            sum(model(view).float().square().mean() for view in views).backward()
+            with autocast(precision, device):
+                vectors = [model(view) for view in views]
+            torch.stack([each.float().square().mean() for each in vectors]).sum().backward()  # type: ignore[no-untyped-call]
             _settled(device)
             seconds.append(time.perf_counter() - start)
         with torch.no_grad():

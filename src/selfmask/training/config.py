@@ -32,7 +32,8 @@ class LoopConfig:
     warmup: share of the run in which learning rates rise linearly; they then follow a cosine to 0.
     accumulate: number of micro-batches that each batch is divided into, to save memory; their gradients are
         accumulated. SwAV assigns prototypes within each micro-batch, as if it were a batch of its own.
-    precision: precision of the computation; auto means bfloat16 if the GPU supports it, otherwise float32.
+    precision: precision of the backbone's passes in training; auto means bfloat16 where that is faster (on a GPU that
+        supports it, and on a CPU that does, for networks without grouped convolutions), otherwise float32.
     compile: compile the model with torch.compile.
     sync_norm: with several processes, compute batch-norm statistics over all of them instead of per process.
     workers: number of processes that prepare views in advance; by default 0 on a CPU, where training uses all cores,

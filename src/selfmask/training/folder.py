@@ -33,7 +33,7 @@ from ..errors import (
 )
 from ..files import LogKey, RunFile, remove_temporaries, write_atomically
 from ..locks import Lock
-from .config import ASIDE
+from .config import ASIDE, Precision
 from .processes import Processes
 
 _NUMBERS = (LogKey.STEP, LogKey.LOSS, LogKey.SECONDS)  # what is asked of the lines of a log
@@ -102,16 +102,29 @@ class RunFolder:
     @property
     def begun_steps(self) -> int | None:
         """How long the run that began here is; None if none did."""
+        steps: int | None = self._begun("steps")
+        if self._has_work and (not isinstance(steps, int) or isinstance(steps, bool) or steps < 1):
+            raise self._silent("how many steps the run has")
+        return steps
+
+    @property
+    def begun_precision(self) -> Precision | None:
+        """What the run that began here computes with; None if none did."""
+        precision: Precision | None = self._begun("precision")
+        if self._has_work and precision not in ("float32", "bfloat16"):
+            raise self._silent("what the run computes with")
+        return precision
+
+    def _begun(self, fact: str) -> Any:
         if not self._has_work:
             return None
         facts = self.read_json(self.path / RunFile.CONFIG).get("facts")
-        steps = facts.get("steps") if isinstance(facts, dict) else None
-        if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
-            raise RunDamagedError(
-                f"{self.path / RunFile.CONFIG} does not say how many steps the run has",
-                todo="start again in another folder: --out",
-            )
-        return steps
+        return facts.get(fact) if isinstance(facts, dict) else None
+
+    def _silent(self, about: str) -> RunDamagedError:
+        return RunDamagedError(
+            f"{self.path / RunFile.CONFIG} does not say {about}", todo="start again in another folder: --out"
+        )
 
     @staticmethod
     def read_json(file: Path) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -24,6 +24,7 @@ from .flips import FlipCounter
 from .folder import RunFolder
 from .guard import Guard, put_state, take_state
 from .optimizer import PerTensorSGD
+from .precision import autocast, chosen
 from .processes import Processes
 from .quality import as_quality
 from .schedule import cosine
@@ -85,6 +86,7 @@ def train(
     start = state.restore()
     run: Any = torch.compile(model) if config.compile else model
     workers = processes.workers if config.workers is None else config.workers
+    precision = chosen(config.precision, model, processes.device)
     meter = _Meter(model, start)
     sync_norm = config.sync_norm and processes.count > 1
     model.train()
@@ -104,7 +106,7 @@ def train(
             objective.before_step(model, progress)
             optimizer.zero_grad()
             for part in _parts(batch, config.accumulate, processes.device):
-                with _autocast(config, processes.device), SyncNorm() if sync_norm else nullcontext():
+                with autocast(precision, processes.device), SyncNorm() if sync_norm else nullcontext():
                     loss, health = objective.loss(run, part, progress)
                 (loss / config.accumulate).backward()  # type: ignore[no-untyped-call]
                 meter.add(loss, health, _size(part) * processes.count)
@@ -271,9 +273,3 @@ def _parts(batch: Any, number: int, device: torch.device) -> Iterator[Any]:
 
 def _size(batch: Any) -> int:
     return len(tree_leaves(batch)[0])
-
-
-def _autocast(config: LoopConfig, device: torch.device) -> AbstractContextManager[Any]:
-    able = device.type == "cuda" and torch.cuda.is_bf16_supported()
-    wanted = config.precision == "bfloat16" or (config.precision == "auto" and able)
-    return torch.autocast(device.type, torch.bfloat16, enabled=wanted)

@@ -31,12 +31,13 @@ from ..preprocessing import Preprocessing
 from ..running import as_vectors, features_of, small_side
 from .batches import Steps
 from .budget import Speed
-from .config import RunConfig, seconds_of
+from .config import Precision, RunConfig, seconds_of
 from .display import Display, QuietDisplay
 from .folder import RunFolder, open_folder
 from .guard import Guard
 from .loop import ParameterGroup, train
 from .methods import Learner
+from .precision import chosen
 from .processes import Processes
 from .seeds import generator
 from .trackers import Trackers
@@ -207,8 +208,10 @@ def run(
         beside = learner.beside
         if beside is not None and beside.config.norm == "anchored":
             beside.anchor(current.reference)
-        current.steps = steps = _length(current)
-        facts = {"steps": steps, "size": size, "processes": processes.count, **recipe.facts(learner)}
+        precision = _precision(current)
+        current.steps = steps = _length(current, precision)
+        known = {"steps": steps, "size": size, "processes": processes.count, "precision": precision}
+        facts = {**known, **recipe.facts(learner)}
         processes.from_main(
             lambda: (
                 folder.begin(
@@ -224,7 +227,7 @@ def run(
         groups = recipe.groups(current, objective)
         current.guard = guard = recipe.guard(current)
         if dry:
-            speed = Speed.measure(learner.model, batches, processes.device)
+            speed = Speed.measure(learner.model, batches, processes.device, precision)
             state = learner.kept(), [group.parameters for group in groups], objective.state_dict()
             return Outcome(learner, objective, speed.plan(steps, len(store), state), [])
         if same is not None:
@@ -234,7 +237,8 @@ def run(
             reports.append(lambda line: watch(learner.model, line))
         before = time.perf_counter()
         with display.training(steps), _told_where(out):
-            train(learner.model, objective, groups, batches, steps, config, folder, processes, reports, guard)
+            exact = config.changed(precision=precision)
+            train(learner.model, objective, groups, batches, steps, exact, folder, processes, reports, guard)
         current.began += time.perf_counter() - before
         if same is not None and not store.cached:  # images were read all the time
             same.check()
@@ -259,7 +263,18 @@ def run(
     return Outcome(learner, objective, result, log)
 
 
-def _length(current: Run) -> int:
+def _precision(current: Run) -> Precision:
+    """What a run computes with is decided once: it may be resumed on another machine."""
+    config, folder, model = current.recipe.config, current.folder, current.learner.model
+
+    def decided() -> Precision:
+        begun = folder.begun_precision if folder and config.precision == "auto" else None
+        return begun or chosen(config.precision, model, current.processes.device)
+
+    return current.processes.from_main(decided)
+
+
+def _length(current: Run, precision: Precision) -> int:
     """How many steps there will be; what follows from a budget is decided once, so that a resumed run ends the same."""
     config, folder = current.recipe.config, current.folder
     if config.budget is None:
@@ -269,7 +284,7 @@ def _length(current: Run) -> int:
         begun = folder.begun_steps if folder else None
         if begun is not None:
             return begun
-        speed = Speed.measure(current.learner.model, current.batches, current.processes.device)
+        speed = Speed.measure(current.learner.model, current.batches, current.processes.device, precision)
         left = seconds_of(config.budget or "") - (time.perf_counter() - current.began)
         return speed.steps_within(left, len(current.store))
 
