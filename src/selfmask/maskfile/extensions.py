@@ -66,6 +66,13 @@ def sharing(**words: Any) -> dict[str, Extension]:
     return parse_extensions({SHARE: dataclasses.asdict(Extension(1, False, words))})
 
 
+def licence_of(extensions: Mapping[str, Extension]) -> str | None:
+    """The licence that a file names, if it is a word."""
+    words = extensions[SHARE].words if SHARE in extensions else None
+    found = words.get("licence") if isinstance(words, dict) else None
+    return found if isinstance(found, str) else None
+
+
 def shared(
     extensions: Mapping[str, Extension], *, licence: str | None, data: str | None, trained_with: Any = None
 ) -> dict[str, Extension]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 
 import numpy as np
@@ -12,6 +13,8 @@ from .mask import Bits
 
 MASKS = "masks"  # the tensor that has the coded masks of all tensors, one after the other
 SHARED = "lzma"  # the tensor that all masks of codec lzma share
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+"""Of a mask in a pack, or on a server: nothing that a path, an address or a terminal could take for more."""
 _LARGEST = 2.0**64  # of a statistic; with larger ones, sums and products of float32 are no numbers any more
 
 

@@ -30,7 +30,7 @@ from ..errors import (
     UnknownModelError,
     UnusableModelError,
 )
-from .catalogue import About
+from ..shelf import About
 
 STATUS: dict[type[SelfmaskError], int] = {
     BadRequestError: 400,

@@ -23,7 +23,8 @@ from ..backbones import Backbone
 from ..data.images import decode_image, to_rgb
 from ..data.pixels import fit
 from ..errors import BadRequestError, FailedError, LateError, SelfmaskError, TooLargeError
-from .catalogue import About, Catalogue
+from ..shelf import About
+from .catalogue import Catalogue
 from .config import ServeConfig
 from .hot import HotViews
 from .metrics import Metrics

@@ -1,72 +1,39 @@
-"""The folder of masks that is served: which names there are, in which files, and whether a file is still the same."""
+"""The folder of masks that is served: names that requests may use, and files that they add and remove."""
 
 from __future__ import annotations
 
 import os
-import re
-import stat
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple
 
 from ..errors import BadRequestError, MaskWriteError, TakenNameError, UnknownModelError
-from ..files import RunFile, remove_temporaries, sync_folder, write_atomically
+from ..files import remove_temporaries, sync_folder, write_atomically
+from ..maskfile.layout import NAME
+from ..shelf import ENDING, MaskFolder, Stamp, stamp_of
 
-ENDING = ".smn"
 FROZEN = "frozen"
 """The name that the backbone itself goes by."""
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-_IN_RUNS = (RunFile.CASCADE, RunFile.MASK)
+
 _A_DAY = 86_400.0  # seconds; no upload takes that long
 
 
-class Stamp(NamedTuple):
-    """What tells a file from one that took its place, or that was written over."""
-
-    device: int
-    number: int
-    size: int
-    changed: int
-
-
-class Found(NamedTuple):
-    """The file of a name, as it was when somebody looked."""
-
-    path: Path
-    stamp: Stamp
-    is_run: bool
-    map: Stamp | None = None
-    """Of the map that a run left beside it."""
-
-
-class Shelf:
-    """A folder of `NAME.smn` files and run folders `NAME/`. It is looked at anew every time."""
+class Shelf(MaskFolder):
+    """A folder of masks whose names come from requests."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        super().__init__(folder)
         self._writing = threading.Lock()
         remove_temporaries(folder, age=_A_DAY)
 
-    def find(self, name: str) -> Found | None:
-        """The file of a name, if there is one; a name that cannot be one has none."""
-        if not _NAME.fullmatch(name):
-            return None
-        for path, is_run in self._places(name):
-            if (stamp := _stamp(path)) is not None:
-                return Found(path, stamp, is_run, _stamp(path.parent / RunFile.MAP) if is_run else None)
-        return None
+    def may_be(self, name: str) -> bool:
+        """Few characters: names stand in addresses and in answers."""
+        return NAME.fullmatch(name) is not None
 
     def names(self) -> list[str]:
-        """All that have a file, in order."""
-        names = set()
-        with suppress(FileNotFoundError, NotADirectoryError), os.scandir(self.folder) as entries:
-            for entry in entries:
-                name = entry.name.removesuffix(ENDING)
-                if name != FROZEN and self.find(name) is not None:
-                    names.add(name)
-        return sorted(names)
+        """All that have a file, in order; that of the backbone has none."""
+        return [name for name in super().names() if name != FROZEN]
 
     def write(self, name: str, data: bytes, *, replace: bool) -> Path:
         """Put a file under a name, atomically."""
@@ -92,15 +59,10 @@ class Shelf:
             found.path.unlink()
         sync_folder(found.path.parent)
 
-    def _places(self, name: str) -> Iterator[tuple[Path, bool]]:
-        yield self.folder / f"{name}{ENDING}", False
-        for file in _IN_RUNS:
-            yield self.folder / name / file, True
-
 
 def checked_name(name: str) -> str:
     """A name that a mask may be given."""
-    if not _NAME.fullmatch(name) or name == FROZEN or name.endswith(ENDING):
+    if not NAME.fullmatch(name) or name == FROZEN or name.endswith(ENDING):
         raise BadRequestError(
             "this cannot be the name of a mask",
             expected=f"letters, digits, dot, dash and underscore, at most 100, not {FROZEN!r}",
@@ -121,18 +83,6 @@ def opened(path: Path) -> Iterator[tuple[int, Stamp]]:
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
     descriptor = os.open(path, flags)
     try:
-        yield descriptor, _of(os.fstat(descriptor))
+        yield descriptor, stamp_of(os.fstat(descriptor))
     finally:
         os.close(descriptor)
-
-
-def _stamp(path: Path) -> Stamp | None:
-    try:
-        status = path.stat()
-    except OSError:
-        return None
-    return _of(status) if stat.S_ISREG(status.st_mode) else None
-
-
-def _of(status: os.stat_result) -> Stamp:
-    return Stamp(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)

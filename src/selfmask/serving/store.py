@@ -23,9 +23,10 @@ from ..masking.switching import Switch
 from ..memory import give_back
 from ..objectives.heads import Head, head_of
 from ..preprocessing import of_file
+from ..shelf import Found
 from .hot import HotViews
 from .models import CascadeModel, FrozenModel, MaskModel, Model
-from .shelf import FROZEN, Found, Shelf, opened, unknown
+from .shelf import FROZEN, Shelf, opened, unknown
 
 
 class _Kept(NamedTuple):
