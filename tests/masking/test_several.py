@@ -216,3 +216,17 @@ def test_only_the_active_mask_is_expanded(tmp_path: Path) -> None:
         if type(item) in (Tensor, nn.Parameter) and item.numel() == 301 * 307
     }
     assert len(storages) == 2  # the base, and one effective weight
+
+
+def test_another_mask_under_a_name_that_was_free_again(tmp_path: Path) -> None:
+    """What a deleted mask was expanded to is not taken for the next one of that name."""
+    masked = MaskedModel(digits_base()).eval()
+    outputs = []
+    for seed in (1, 2):
+        masked.load_mask(saved(tmp_path / f"{seed}.smn", seed), "a")
+        with masked.using("a"):
+            outputs.append(masked(images()))
+        masked.delete_mask("a")
+        alone = MaskedModel.from_pretrained(digits_base(), tmp_path / f"{seed}.smn").eval()
+        assert torch.equal(outputs[-1], alone(images()))
+    assert not torch.equal(*outputs)

@@ -26,6 +26,10 @@ class EffectiveWeights:
         self.slots: dict[str, EffectiveWeight] = {}
         self._key: object = None
 
+    def forget(self) -> None:
+        """Take none of them for current: another mask may come under the same name."""
+        self._key = None
+
     def of(
         self, key: object, weights: Weights, tracked: Mapping[str, Tensor], write: Write, detach_alpha: bool
     ) -> dict[str, Tensor]:

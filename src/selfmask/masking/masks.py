@@ -148,6 +148,7 @@ class Masks(nn.Module):
         if name not in self._packed or name in (self._active, self.active_mask):
             raise UnknownMaskError(f"the mask {name!r} is active, or was never loaded", found=self.mask_names)
         del self._packed[name], self._tied[name]
+        self._effective.forget()
 
     # ---- the tensors of a mask ------------------------------------------------------------------------------
 
