@@ -33,6 +33,9 @@ from selfmask.errors import BackboneError, BaseWarning, DataError, FeatureMapErr
 from selfmask.evaluation.feature_map import FeatureMap, MadeFor
 from selfmask.files import RunFile
 from selfmask.maskfile import Fingerprints, state_of
+from selfmask.maskfile.layout import NAME
+from selfmask.maskfile.packing import Packer
+from selfmask.maskfile.packs import OpenedPack
 from selfmask.objectives.heads import LinearHead
 from selfmask.preprocessing import IMAGENET
 from selfmask.settings import merged, typed
@@ -111,6 +114,48 @@ def read_cascade(case: Case, folder: Path) -> str:
         assert cascade(pixels(2)).shape == (2, cascade.width)
     except MaskFileError as error:
         return type(error).__name__
+    return LOADED
+
+
+# ---- packs --------------------------------------------------------------------------------------------------------
+
+IN_PACK = ("sparse", "large", "off", "mixed", "fraction", "frozen", "shared", "stripes")
+
+
+@functools.cache
+def pack_file() -> tuple[bytes, dict[str, str]]:
+    """A pack of all kinds of masks, some as their files, and the identity of each."""
+    packer = Packer(masks.base().as_base())
+    found = {name: masks.corpus()[name][1] for name in IN_PACK}
+    for name, mask in found.items():
+        packer.add(name, mask)
+    return packer.pack(), {name: mask.sha256 for name, mask in found.items()}
+
+
+def mutate_pack(rng: random.Random) -> Case:
+    data, right = pack_file()
+    if rng.random() < 0.8:
+        damaged, guarded = container(data, "about", rng)
+        return damaged, right if guarded else None
+    file = smn.parse(data, "about")  # a mask file in it, with all hashes made right around it
+    key = rng.choice([key for key in sorted(file.tensors) if key.startswith("file.")])
+    inner, _ = container(file.tensors[key][2], "manifest", rng)
+    file.with_payload(key, inner)
+    words = smn.hashed(file.metadata, file.metadata["about"])
+    return smn.assemble({**file.metadata, "sha256": smn.content_hash(words, file.tensors)}, file.tensors), None
+
+
+def read_pack(case: Case, folder: Path) -> str:
+    data, right = case
+    try:
+        found = dict(OpenedPack(data).masks(masks.base().as_base()))
+    except MaskFileError as error:
+        return type(error).__name__
+    assert all(NAME.fullmatch(name) for name in found)
+    if right is not None:
+        assert {name: mask.sha256 for name, mask in found.items()} == right, "other masks were accepted"
+    for mask in found.values():
+        assert all(bool(value.isfinite().all()) for value in mask.norm.values()), "statistics that are no numbers"
     return LOADED
 
 
@@ -501,8 +546,9 @@ def read_weights_file(case: Case, folder: Path) -> str:
 
 
 FORMATS = {
-    "mask": Format(masks.mutate, lambda case, folder: masks.read(case, folder / "a.smn"), 334),
+    "mask": Format(masks.mutate, lambda case, folder: masks.read(case, folder / "a.smn"), 284),
     "cascade": Format(mutate_cascade, read_cascade, 70),
+    "pack": Format(mutate_pack, read_pack, 50),
     "tuned": Format(mutate_tuned, read_tuned, 40),
     "map": Format(mutate_map, read_map, 60),
     "vectors (cache)": Format(mutate_cached, read_cached, 100),

@@ -32,6 +32,7 @@ RAW, RICE, LZMA = "raw", "rice", "lzma"
 CODECS = (RAW, RICE, LZMA)
 
 _MAX_BORDERS = 3
+_BORDERS_BY = 7  # where other side information than |w| is at hand, which tells more
 _LARGE = 1 << 23  # in masks of more weights, time to decode counts as well as bytes:
 _SCAN_BITS = 0.007  # a border must then save so many bits for each weight that it makes a decoder look at
 _BINS = 32  # candidate class borders are quantiles of |w|
@@ -90,8 +91,20 @@ def decode(
                 "a mask in the shared stream also has bytes of its own", found=f"{len(payload)} for {name}"
             )
     for name, packed in bits.items():
-        _check_packed(packed, sizes[name])
+        check_packed(packed, sizes[name])
     return bits
+
+
+def encode_by(packed: Bits, n: int, side: Tensor | None) -> bytes:
+    """One tensor by the codec rice, with classes of any side information that a decoder has: larger is rarer."""
+    return _rice(packed, n, side, 0.0, _BORDERS_BY)
+
+
+def decode_by(payload: bytes, n: int, side: Tensor) -> Bits:
+    """The inverse of `encode_by`."""
+    packed = _unrice(payload, n, partial(_class_members, side), _BORDERS_BY)
+    check_packed(packed, n)
+    return packed
 
 
 class Members:
@@ -140,7 +153,7 @@ def _length(coded: tuple[str, bytes]) -> int:
     return len(coded[1])
 
 
-def _check_packed(packed: Bits, n: int) -> None:
+def check_packed(packed: Bits, n: int) -> None:
     if packed.size != -(-n // 8):
         raise CorruptMaskFileError("a mask has the wrong length", expected=-(-n // 8), found=packed.size)
     if n % 8 and packed[-1] & (0xFF >> n % 8):
@@ -150,19 +163,19 @@ def _check_packed(packed: Bits, n: int) -> None:
 # ---- rice -------------------------------------------------------------------------------------------------------
 
 
-def _rice(packed: Bits, n: int, weight: Tensor | None, scan_bits: float) -> bytes:
+def _rice(packed: Bits, n: int, weight: Tensor | None, scan_bits: float, most: int = _MAX_BORDERS) -> bytes:
     """Header, then for each class its remainders in bit planes, then the quotients of all classes in unary."""
     on = np.unpackbits(packed, count=n).astype(bool)
     on_is_rare = 2 * int(np.count_nonzero(on)) < n
     is_rare = on == on_is_rare
-    borders = np.empty(0, np.float32) if weight is None else _choose_borders(is_rare, weight, scan_bits)
+    borders = np.empty(0, np.float32) if weight is None else _choose_borders(is_rare, weight, scan_bits, most)
     header = [bytes([len(borders) | (_ON_IS_RARE if on_is_rare else 0)]), _upper_half(borders).tobytes()]
     remainders: list[bytes] = []
     quotients: list[Positions] = []
     for rare in _rare_in_classes(is_rare, weight, borders):
         gaps = np.diff(rare, prepend=-1) - 1
         k = _best_k(gaps)
-        header.append(bytes([k]) + _varint(rare.size))
+        header.append(bytes([k]) + varint(rare.size))
         remainders += [np.packbits((gaps >> bit & 1).astype(bool)).tobytes() for bit in range(k)]
         quotients.append(gaps >> k)
     ends = np.cumsum(np.concatenate(quotients) + 1) - 1
@@ -171,17 +184,17 @@ def _rice(packed: Bits, n: int, weight: Tensor | None, scan_bits: float) -> byte
     return b"".join([*header, *remainders, np.packbits(unary).tobytes()])
 
 
-def _unrice(payload: bytes, n: int, members: Callable[[Borders], list[Positions]]) -> Bits:
+def _unrice(payload: bytes, n: int, members: Callable[[Borders], list[Positions]], most: int = _MAX_BORDERS) -> Bits:
     try:
-        return _unrice_checked(memoryview(payload), n, members)
+        return _unrice_checked(memoryview(payload), n, members, most)
     except (ValueError, IndexError) as error:
         raise CorruptMaskFileError("a rice-coded mask is damaged", found=error) from error
 
 
-def _unrice_checked(payload: memoryview, n: int, members: Callable[[Borders], list[Positions]]) -> Bits:
+def _unrice_checked(payload: memoryview, n: int, members: Callable[[Borders], list[Positions]], most: int) -> Bits:
     number, on_is_rare = payload[0] & ~_ON_IS_RARE, bool(payload[0] & _ON_IS_RARE)
-    if number > _MAX_BORDERS:
-        raise ValueError(f"{number} class borders where at most {_MAX_BORDERS} are allowed")
+    if number > most:
+        raise ValueError(f"{number} class borders where at most {most} are allowed")
     at = 1 + 2 * number
     borders = (np.frombuffer(payload[1:at], "<u2").astype(np.uint32) << 16).view(np.float32)
     if borders.size != number or not np.all(np.isfinite(borders)) or not np.all(borders[1:] < borders[:-1]):
@@ -189,7 +202,7 @@ def _unrice_checked(payload: memoryview, n: int, members: Callable[[Borders], li
     classes: list[tuple[int, int]] = []
     for _ in range(number + 1):
         k = payload[at]
-        count, at = _unvarint(payload, at + 1)
+        count, at = unvarint(payload, at + 1)
         if k > _MAX_K or count > n:
             raise ValueError(f"a class of parameter {k} with {count} of {n} weights")
         classes.append((k, count))
@@ -257,8 +270,8 @@ def _class_members(weight: Tensor, borders: Borders) -> list[Positions]:
     return [np.concatenate(positions) for positions in found]
 
 
-def _choose_borders(is_rare: Flags, weight: Tensor, scan_bits: float) -> Borders:
-    """The up to three borders of |w|, among its quantiles, that give the least entropy.
+def _choose_borders(is_rare: Flags, weight: Tensor, scan_bits: float, most: int = _MAX_BORDERS) -> Borders:
+    """The up to `most` borders of |w|, among its quantiles, that give the least entropy.
 
     A border must save `scan_bits` for every weight of the tensor, because a decoder looks at each of them.
     """
@@ -282,7 +295,7 @@ def _choose_borders(is_rare: Flags, weight: Tensor, scan_bits: float) -> Borders
     least = _entropy(rare_below, np.full(len(below), n))
     chosen: list[list[int]] = [[] for _ in below]
     plans: list[tuple[float, list[int]]] = [(float(least[-1]), [])]
-    for number in range(1, _MAX_BORDERS + 1):
+    for number in range(1, most + 1):
         last = np.argmin(least[:, None] + between, axis=0)
         least, chosen = (least[:, None] + between).min(axis=0), [[*chosen[i], int(i)] for i in last]
         plans.append((float(least[-1]) + number * (_HEADER_BITS + scan_bits * n), chosen[-1]))
@@ -310,13 +323,13 @@ def _best_k(gaps: Positions) -> int:
     return min(candidates, key=lambda k: k * gaps.size + int((gaps >> k).sum()))
 
 
-def _varint(value: int) -> bytes:
+def varint(value: int) -> bytes:
     """Seven bits a byte, low ones first; the high bit says that more follow."""
     low, high = value & 0x7F, value >> 7
-    return bytes([low | 0x80]) + _varint(high) if high else bytes([low])
+    return bytes([low | 0x80]) + varint(high) if high else bytes([low])
 
 
-def _unvarint(payload: memoryview, at: int) -> tuple[int, int]:
+def unvarint(payload: memoryview, at: int) -> tuple[int, int]:
     value = 0
     for shift in range(0, 35, 7):
         value |= (payload[at] & 0x7F) << shift

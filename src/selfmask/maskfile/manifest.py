@@ -70,8 +70,7 @@ class Manifest:
         """As it stands in a file: JSON, compressed, since most of it are names and digits that come again and again."""
         fields = dataclasses.asdict(self)
         del fields["version"]  # stands beside the manifest, not in it
-        text = json.dumps(fields, sort_keys=True, separators=(",", ":"), allow_nan=False)
-        return base64.b64encode(zlib.compress(text.encode(), 9)).decode()
+        return compressed_json(fields)
 
 
 def parse_manifest(metadata: dict[str, str] | None) -> Manifest:
@@ -81,13 +80,13 @@ def parse_manifest(metadata: dict[str, str] | None) -> Manifest:
             "this safetensors file is not a mask file",
             expected=f'metadata "format": "{FORMAT}"',
             found=str((metadata or {}).get("format"))[:200],
-            todo="give a .smn file written by save_pretrained",
+            todo="give a .smn file written by save_pretrained; a pack of masks is for `selfmask masks`",
         )
     version = metadata.get("version", "")
     check_version("mask file", version)
     try:
         text = checked.member(metadata, "manifest")
-        return _manifest(checked.mapping(checked.document(text if version == "1" else _json(text))), version)
+        return manifest_of(checked.mapping(checked.document(text if version == "1" else plain_json(text))), version)
     except ValueError as error:
         raise CorruptMaskFileError("the manifest of the mask file is damaged", found=str(error)[:200]) from error
 
@@ -102,12 +101,18 @@ def check_version(what: str, version: str) -> None:
         )
 
 
+def compressed_json(fields: Any) -> str:
+    """JSON as it stands in a file."""
+    text = json.dumps(fields, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return base64.b64encode(zlib.compress(text.encode(), 9)).decode()
+
+
 def hashed_words(file_format: str, version: str, words: str) -> str:
     """What the "sha256" of a file covers besides its tensors; since version 2 also what the file says that it is."""
     return words if version == "1" else f"{file_format} {version}\n{words}"
 
 
-def _json(text: str) -> str | bytes:
+def plain_json(text: str) -> str | bytes:
     """The JSON of a manifest; it is compressed but in earlier files. No more is unpacked than a document may have."""
     if text.startswith("{"):
         return text
@@ -121,7 +126,9 @@ def _json(text: str) -> str | bytes:
     return unpacked
 
 
-def _manifest(fields: dict[str, Any], version: str) -> Manifest:
+def manifest_of(fields: dict[str, Any], version: str = VERSION) -> Manifest:
+    """A manifest out of its JSON object; a ValueError where it is none."""
+
     def get(name: str) -> Any:
         return checked.member(fields, name)
 

@@ -50,35 +50,33 @@ def rounded(statistics: Statistics, base: Statistics) -> dict[str, Tensor]:
 
 def encode(statistics: Statistics, base: Statistics) -> tuple[bytes, set[str]]:
     """The code of all tensors that it gives back to the last bit, and their names; none if that saves nothing."""
+    codes = exact_codes(statistics, base)
+    if not codes:
+        return b"", set()
+    payload = stream(np.concatenate(list(codes.values())))
+    return (payload, set(codes)) if len(payload) <= most_bytes(statistics, codes) else (b"", set())
+
+
+def exact_codes(statistics: Statistics, base: Statistics) -> dict[str, Codes]:
+    """The codes of all tensors that they give back to the last bit, in order of names."""
     codes: dict[str, Codes] = {}
     for name in sorted(statistics):
         near = _near(name, statistics[name], base, statistics)
         if near is not None and torch.equal(near, statistics[name]):
             codes[name] = _codes(name, statistics[name], base, statistics)
-    if not codes:
-        return b"", set()
-    every = np.concatenate(list(codes.values()))
-    folded = np.where(every < 0, -2 * every - 1, 2 * every).astype("<u4")
-    planes = max(1, -(-int(folded.max()).bit_length() // 8)) if folded.size else 1
-    # Low bytes first: in a plane of their own, the others are zeros almost everywhere.
-    payload = compressed(folded.view(np.uint8).reshape(-1, _PLANES)[:, :planes].T.tobytes(), lc=0, lp=0, pb=0)
-    return (payload, set(codes)) if len(payload) <= most_bytes(statistics, codes) else (b"", set())
+    return codes
 
 
 def decode(payload: bytes, base: Statistics, stored: Statistics) -> dict[str, Tensor]:
     """All statistics: those that are `stored` as they are, and the others from their code."""
+    count = sum(base[name].numel() for name in set(base) - set(stored))
+    return statistics_of(unstream(payload, count), base, stored)
+
+
+def statistics_of(steps: Codes, base: Statistics, stored: Statistics) -> dict[str, Tensor]:
+    """All statistics, of which some are `stored`, and these are the codes of the others, in order of names."""
     names = sorted(set(base) - set(stored))
     sizes = [base[name].numel() for name in names]
-    count = sum(sizes)
-    data = np.frombuffer(decompressed(payload, _PLANES * count, "the stream of statistics"), np.uint8)
-    if not count or not data.size or data.size % count:
-        raise CorruptMaskFileError(
-            "the stream of statistics has the wrong length", expected=f"1 to {_PLANES} times {count}", found=data.size
-        )
-    folded = np.zeros((count, 8), np.uint8)
-    folded[:, : data.size // count] = data.reshape(-1, count).T
-    every = folded.view("<i8")[:, 0]
-    steps = np.where(every & 1, -(every + 1) // 2, every // 2)
     codes = dict(zip(names, np.split(steps, np.cumsum(sizes)[:-1]), strict=True))
     found = dict(stored)
     for name in _variances_first(names):
@@ -87,6 +85,29 @@ def decode(payload: bytes, base: Statistics, stored: Statistics) -> dict[str, Te
         if not is_statistic(name, found.get(name, torch.tensor(torch.nan))):
             raise CorruptMaskFileError("the file contains batch-norm statistics that no images have", found=name[:200])
     return {name: found[name] for name in base}
+
+
+def stream(codes: Codes, **model: int) -> bytes:
+    """Codes, compressed; `model` is as in `codecs.compressed`."""
+    folded = np.where(codes < 0, -2 * codes - 1, 2 * codes).astype("<u4")
+    planes = max(1, -(-int(folded.max()).bit_length() // 8)) if folded.size else 1
+    # Low bytes first: in a plane of their own, the others are zeros almost everywhere.
+    data = folded.view(np.uint8).reshape(-1, _PLANES)[:, :planes].T.tobytes()
+    return compressed(data, **{"lc": 0, "lp": 0, "pb": 0, **model})
+
+
+def unstream(payload: bytes, count: int) -> Codes:
+    """The inverse of `stream`, of so many codes."""
+    data = np.frombuffer(decompressed(payload, _PLANES * count, "the stream of statistics"), np.uint8)
+    if not count or not data.size or data.size % count:
+        raise CorruptMaskFileError(
+            "the stream of statistics has the wrong length", expected=f"1 to {_PLANES} times {count}", found=data.size
+        )
+    folded = np.zeros((count, 8), np.uint8)
+    folded[:, : data.size // count] = data.reshape(-1, count).T
+    every = folded.view("<i8")[:, 0]
+    codes: Codes = np.where(every & 1, -(every + 1) // 2, every // 2)
+    return codes
 
 
 def most_bytes(base: Statistics, coded: Iterable[str]) -> int:

@@ -7,23 +7,22 @@ head, and a manifest as metadata.
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..errors import BaseWarning, ConfigError, CorruptMaskFileError, RelativeMaskError, WrongBaseError
+from ..errors import CorruptMaskFileError, RelativeMaskError, WrongBaseError
 from . import codecs, norm_codes
+from .base import Choose, check_base, chosen_by, warn_of_base
 from .container import Container, Source, Stored, open_container
 from .extensions import CODES, NORM_CODES, PREFIX, is_known, owner
 from .fingerprint import Fingerprints, State
 from .layout import MASKS, SHARED, is_statistic, max_head, same_bits
 from .manifest import FORMAT, Manifest, hashed_words, parse_manifest
-from .mask import Bits, PackedMask, weights_with_bits
+from .mask import PackedMask, weights_with_bits
 
 
 class OpenedMask:
@@ -96,7 +95,7 @@ def read_mask_file(
     buffers: Mapping[str, Tensor],
     state: State,
     fingerprints: Fingerprints,
-    choose: Callable[[Mapping[str, Any], Iterable[str]], dict[str, Bits]],
+    choose: Choose,
     references: Iterable[PackedMask] = (),
     members: codecs.Members | None = None,
 ) -> PackedMask:
@@ -108,13 +107,13 @@ def read_mask_file(
     """
     with nullcontext(source) if isinstance(source, OpenedMask) else OpenedMask(source) as opened:
         manifest = opened.manifest
-        _check_base(manifest, parameters, buffers, state, fingerprints)
+        check_base(manifest, parameters, buffers, state, fingerprints)
         _check_tensors(opened.table, manifest, buffers)
         tensors, payloads = opened.tensors, opened.payloads
     _check_statistics(tensors)
     # In the order of the model, so that optimizers find the scores in the order they know.
     sizes = {name: manifest.masks[name].bits for name in parameters if name in manifest.masks}
-    chosen = _chosen(manifest, choose)
+    chosen = chosen_by(manifest, choose)
     weights = weights_with_bits(parameters, sizes, chosen)
     for name, weight in weights.items():
         if weight.numel() != sizes[name]:
@@ -150,7 +149,7 @@ def read_mask_file(
         chosen=chosen,
     )
     _check_mask(mask, manifest)
-    _warn(manifest, state, fingerprints)
+    warn_of_base(manifest, state, fingerprints)
     return mask
 
 
@@ -158,68 +157,6 @@ def inspect_mask_file(source: MaskSource) -> tuple[Manifest, dict[str, int]]:
     """The manifest of a file and the bytes of each part of it, checked as far as is possible without the base."""
     with nullcontext(source) if isinstance(source, OpenedMask) else OpenedMask(source) as opened:
         return opened.checked().manifest, opened.parts
-
-
-def _check_base(
-    manifest: Manifest,
-    parameters: Mapping[str, Tensor],
-    buffers: Mapping[str, Tensor],
-    state: State,
-    fingerprints: Fingerprints,
-) -> None:
-    """Names and shapes first, then the bytes: of the masked weights, then of all the rest."""
-    todo = f"load the mask on {manifest.base_name or 'the base it was learned on'}, with the same weights"
-    if not manifest.masks:
-        raise CorruptMaskFileError("the mask file contains no masks", expected="at least one tensor", found="none")
-    for name, entry in manifest.masks.items():
-        shape = tuple(parameters[name].shape) if name in parameters else "no such parameter"
-        if shape != entry.shape:
-            expected = f"{name} of shape {entry.shape}"
-            raise WrongBaseError("the mask is for another base", expected=expected, found=shape, todo=todo)
-    if manifest.base_fingerprint is not None:
-        fingerprints.of(state.stored)  # all at once, on all cores; what follows knows their hashes
-    checks = [("weights", {name: parameters[name] for name in manifest.masks}, manifest.fingerprint)]
-    if manifest.norm_fingerprint is not None:
-        checks.append(("batch-norm statistics", dict(buffers), manifest.norm_fingerprint))
-    for what, tensors, expected in checks:
-        if (found := fingerprints.of(tensors)) != expected:
-            raise WrongBaseError(
-                f"the mask was learned on other {what}, with the same architecture",
-                expected=f"fingerprint {expected[:16]}",
-                found=found[:16],
-                todo=todo,
-            )
-    # What is not masked decides the output as much: biases, norm layers, position embeddings, heads.
-    known = manifest.base_fingerprint
-    if known is not None and (found := fingerprints.of(state.stored)) != known:
-        raise WrongBaseError(
-            "the base has the masked weights that the mask was learned on, but is another beside them",
-            expected=f"{manifest.base_tensors} tensors, fingerprint {known[:16]}",
-            found=f"{len(state.stored)} tensors, fingerprint {found[:16]}",
-            todo=f"load {manifest.base_name or 'the base'} as it was: with the same biases, norm layers, statistics "
-            "and head (or without one, if it had none)",
-        )
-
-
-def _warn(manifest: Manifest, state: State, fingerprints: Fingerprints) -> None:
-    """Say what of the base could not be checked, or is only perhaps as it was."""
-    if manifest.base_fingerprint is None:
-        warnings.warn(
-            f"this mask is from a file of format version 1: only the {len(manifest.masks)} masked tensors of the base "
-            f"could be checked, not the other {len(state.stored) - len(manifest.masks)} (norm layers, biases and all "
-            "else that is not masked); if these are not as they were, the vectors are wrong",
-            BaseWarning,
-            stacklevel=2,
-        )
-        return
-    tables = fingerprints.of(state.tables) if state.tables else None
-    if tables != manifest.tables_fingerprint:
-        warnings.warn(
-            "the weights of the base are those that the mask was learned on, but the tables that its code makes "
-            "(buffers that are not persistent) are others: for another image size, or by another release of it",
-            BaseWarning,
-            stacklevel=2,
-        )
 
 
 def _check_tensors(stored: Mapping[str, Stored], manifest: Manifest, buffers: Mapping[str, Tensor] | None) -> None:
@@ -292,15 +229,6 @@ def _statistics(tensors: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) ->
         if f"norm.{name}" in tensors
     }
     return norm_codes.decode(_bytes(tensors[CODES]), buffers, stored) if CODES in tensors else stored
-
-
-def _chosen(
-    manifest: Manifest, choose: Callable[[Mapping[str, Any], Iterable[str]], dict[str, Bits]]
-) -> dict[str, Bits]:
-    try:
-        return choose(manifest.config, manifest.masks)
-    except ConfigError as error:
-        raise CorruptMaskFileError("the settings in the mask file are not valid", found=error.what) from error
 
 
 def _reference(manifest: Manifest, sizes: Mapping[str, int], references: Iterable[PackedMask]) -> PackedMask | None:

@@ -12,6 +12,7 @@ from ..errors import ConfigError, MaskWriteError, WrongBaseError
 from ..files import RunFile, write_atomically
 from ..hub import is_address
 from ..maskfile import (
+    Base,
     Bits,
     MaskSource,
     PackedMask,
@@ -71,10 +72,15 @@ class StoredMasks(Masks):
         words = shared(mask.extensions, licence=licence, data=data, trained_with=trained_with)
         mask = mask.replaced(extensions=words)
         reference = None if relative_to is None else self._resolve(relative_to)
+        return self.file_bytes(mask, relative_to=reference)
+
+    @exclusive
+    def file_bytes(self, mask: PackedMask, *, relative_to: PackedMask | None = None) -> bytes:
+        """The content of the file of any mask of this base: of `read_mask`, or made by hand."""
         if self._converted:  # it no longer has the weights and statistics that readers decode with
-            return mask_file_bytes(mask, {}, relative_to=reference)
+            return mask_file_bytes(mask, {}, relative_to=relative_to)
         own = saved_statistics(norm_buffers(self.base))
-        return mask_file_bytes(mask, self._weights(mask.sizes), own, relative_to=reference)
+        return mask_file_bytes(mask, self._weights(mask.sizes), own, relative_to=relative_to)
 
     @exclusive
     def load_mask(self, path: MaskSource, name: str, *, relative_to: MaskSource | None = None) -> None:
@@ -94,6 +100,17 @@ class StoredMasks(Masks):
     def read_mask(self, path: MaskSource) -> PackedMask:
         """Read a mask of this base without loading it: for whoever keeps masks by himself. Threads need not wait."""
         return self._read(path, None)
+
+    def as_base(self) -> Base:
+        """What masks of this base are read for, and packed with (`maskfile.packs`)."""
+        self._check_unconverted()
+        return Base(
+            parameters=dict(self.base.named_parameters(remove_duplicate=False)),
+            buffers=saved_statistics(norm_buffers(self.base)),
+            state=state_of(self.base),
+            fingerprints=self._fingerprints,
+            choose=self._choose,
+        )
 
     def push_to_hub(
         self,
@@ -168,14 +185,7 @@ class StoredMasks(Masks):
         )
 
     def _read(self, path: MaskSource, reference: PackedMask | None) -> PackedMask:
-        if self._converted:
-            raise WrongBaseError(
-                "the base was converted to another dtype after it was masked",
-                expected="the original weights, which masks are made for",
-                found="rounded weights",
-                todo="load all masks first, then convert with .to(dtype)",
-            )
-        origin = None
+        base, origin = self.as_base(), None
         if is_address(path):
             from ..hub.transfer import fetch
 
@@ -186,15 +196,20 @@ class StoredMasks(Masks):
             path, origin = found.path, str(found.address)
         mask = read_mask_file(
             path,
-            parameters=dict(self.base.named_parameters(remove_duplicate=False)),
-            buffers=saved_statistics(norm_buffers(self.base)),
-            state=state_of(self.base),
-            fingerprints=self._fingerprints,
-            choose=self._choose,
+            **base._asdict(),
             references=(self._resolve(name) for name in self.mask_names) if reference is None else [reference],
             members=self._members,
         )
         return mask.replaced(origin=origin)
+
+    def _check_unconverted(self) -> None:
+        if self._converted:
+            raise WrongBaseError(
+                "the base was converted to another dtype after it was masked",
+                expected="the original weights, which masks are made for",
+                found="rounded weights",
+                todo="load all masks first, then convert with .to(dtype)",
+            )
 
     def _choose(self, config: Mapping[str, Any], names: Iterable[str]) -> dict[str, Bits]:
         """Packed flags of the weights that carry a bit under a config, for tensors where not all do."""
