@@ -92,6 +92,10 @@ class RelativeMaskError(MaskFileError):
     """The file stores only the difference to another mask, and that mask is not at hand."""
 
 
+class DifferentMasksError(MaskFileError):
+    """Masks that do not fit each other: of different weights, or applied in different ways."""
+
+
 class OversizedImagesError(MaskFileError):
     """The file calls for images so large that they could fill any memory, and nobody else asked for them."""
 

@@ -17,9 +17,9 @@ from ..running import evaluating
 from ..training.quality import LEAST, Gain, as_quality, quality_on
 from ..training.seeds import generator
 
-_LOOKED_AT = 256  # images that the gate looks at
+LOOKED_AT = 256  # images that the gate looks at
 _COMPARED = 1024  # images of each kind that drift is looked for in
-_LEAST = 10  # images, of which the gate can say anything
+_LEAST = 10  # images, of which anything can be said
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,11 +59,7 @@ def check(
         raise EmbedderError(
             f"{embedder.name} has no mask that could help", expected="a run of `selfmask adapt`, or its mask file"
         )
-    images = _readable(_some(new, _LOOKED_AT, seed))
-    if len(images) < _LEAST:
-        raise TooFewImagesError(
-            "there are too few images to say whether the mask helps", expected=f"at least {_LEAST}", found=len(images)
-        )
+    images = looked_at(new, LOOKED_AT, seed, "to say whether the mask helps")
     device = next(masked.base.parameters()).device
     with evaluating(masked):
         quality, kinds = quality_on(masked, images, embedder.preprocessing, generator(seed, "held-out copies"), device)
@@ -101,11 +97,14 @@ def _some(images: Images, most: int, seed: int) -> Images:
     return SomeImages(images, sorted(order[:most].tolist()))
 
 
-def _readable(images: Images) -> list[Tensor]:
-    found = []
-    for number in range(len(images)):
+def looked_at(images: Images, most: int, seed: int, why: str) -> list[Tensor]:
+    """A random sample of images, of which those that can be read, in their order; `why` they must be some."""
+    found, sample = [], _some(images, most, seed)
+    for number in range(len(sample)):
         try:
-            found.append(images[number])
+            found.append(sample[number])
         except BadImageError:
             continue
+    if len(found) < _LEAST:
+        raise TooFewImagesError(f"there are too few images {why}", expected=f"at least {_LEAST}", found=len(found))
     return found

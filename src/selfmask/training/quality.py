@@ -17,6 +17,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -58,11 +59,30 @@ class Quality:
         return self._measured(self.model)
 
     def _measured(self, run: Callable[[Tensor], object]) -> Tensor:
+        return self.seen(run).scores()
+
+    def seen(self, run: Callable[[Tensor], object], start: int = 0, stop: int | None = None) -> Seen:
+        """The vectors of some of the images, by their numbers, and of their copies."""
+        images, copies = self._images[start:stop], self._copies[:, start:stop]
         with evaluating(self.model):
-            images, copies = _vectors(run, self._images), _vectors(run, self._copies.flatten(0, 1))
-        if not bool(images.isfinite().all() and copies.isfinite().all()):
-            images, copies = torch.zeros_like(images), torch.zeros_like(copies)  # all alike
-        return scored(images, copies.view(*self._copies.shape[:2], -1))
+            flat = _vectors(run, copies.flatten(0, 1))
+            return Seen(_vectors(run, images), flat.view(*copies.shape[:2], -1))
+
+
+class Seen(NamedTuple):
+    """Vectors of images [n, d], and of copies of them, [copies, n, d]."""
+
+    images: Tensor
+    copies: Tensor
+
+    def scores(self) -> Tensor:
+        """How well each copy is taken for what it is, among these images."""
+        if bool(self.images.isfinite().all() and self.copies.isfinite().all()):
+            return scored(self.images, self.copies)
+        return scored(torch.zeros_like(self.images), torch.zeros_like(self.copies))  # all alike
+
+    def and_more(self, others: Seen) -> Seen:
+        return Seen(torch.cat([self.images, others.images]), torch.cat([self.copies, others.copies], 1))
 
 
 def quality_on(
