@@ -68,3 +68,5 @@ def test_it_shows_every_command_and_the_results_of_notebooks(site: Path) -> None
     assert all(name in python for name in ("get_masked_model", "save_pretrained", "push_to_hub", "HubAccessError"))
     assert "mask_bytes" in (site / "notebooks" / "own_images.html").read_text()
     assert "frozen + map" in (site / "notebooks" / "few_labels.html").read_text()
+    assert "images indexed in clothes.index" in (site / "notebooks" / "search.html").read_text()
+    assert "404 there is no" in (site / "notebooks" / "serving.html").read_text()
