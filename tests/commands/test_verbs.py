@@ -17,7 +17,7 @@ from selfmask import MaskConfig, MaskedModel, get_masked_model
 from selfmask.backbones import load_backbone
 from selfmask.cli.adapt import NOTHING_GAINED
 from selfmask.cli.check import DRIFTED
-from selfmask.commands.check import check
+from selfmask.commands.check import check, gain_of_run
 from selfmask.commands.opening import load_embedder
 from selfmask.data import open_images
 from selfmask.evaluation.drift import drift_between
@@ -183,6 +183,18 @@ def test_check_tells_a_shifted_set_from_an_unshifted_one(tmp_path: Path, mask: P
     assert found["dark"]["drift"]["rate"] > 0.9
 
 
+def test_what_the_run_measured_is_known_from_its_folder(tmp_path: Path) -> None:
+    assert gain_of_run("selfmask/tiny") is None
+    for result, told in (
+        ({"gain": 0.1, "gain_error": 0.04}, (0.1, 0.04)),
+        ({"gain": 0.0, "gain_error": None}, None),  # nothing was kept
+        ({"gain": "much", "gain_error": 0.04}, None),
+    ):
+        (tmp_path / "result.json").write_text(json.dumps(result))
+        assert gain_of_run(tmp_path) == told
+        assert gain_of_run(tmp_path / "mask.smn") == told
+
+
 @pytest.mark.heavy
 def test_exit_codes_say_whether_the_mask_helps(tmp_path: Path, mask: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     photos = clothes(tmp_path / "photos", range(40))
@@ -197,6 +209,14 @@ def test_exit_codes_say_whether_the_mask_helps(tmp_path: Path, mask: Path, monke
     assert selfmask("check", mask, photos).returncode == NOTHING_GAINED
     few = clothes(tmp_path / "few", range(5))
     assert "too few images" in selfmask("check", mask, few).stderr
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "mask.smn").write_bytes(mask.read_bytes())
+    (run / "result.json").write_text(json.dumps({"gain": 0.1, "gain_error": 0.04}))
+    assert (
+        "The run itself measured, at the best of its looks: gain +0.100"
+        in selfmask("check", run / "mask.smn", photos).stdout
+    )
     assert "no mask" in selfmask("check", TINY, photos).stderr
 
 

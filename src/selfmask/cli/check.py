@@ -41,6 +41,7 @@ def check(
     selfmask check runs/birds new-photos/
     """
     from ..commands.check import check as run
+    from ..commands.check import gain_of_run
     from ..commands.evaluate import seen_by
     from ..commands.opening import images_of_run, load_embedder
     from ..data import open_images
@@ -54,7 +55,8 @@ def check(
     if before is None:
         console.say("the images of the run are not known here, so drift is not looked for; name them: --old")
     with progress_on(console, "embedding") as progress:
-        found = run(embedder, source, before, seed=seed, seen=seen_by(what, source), progress=progress)
+        seen, gain = seen_by(what, source), gain_of_run(what)
+        found = run(embedder, source, before, seed=seed, seen=seen, run=gain, progress=progress)
     if as_json:
         print_json(dataclasses.asdict(found))
     else:
@@ -65,6 +67,9 @@ def check(
             "The mask helps on these images" if found.helps else "That the mask helps on these images is not proven"
         )
         console.say(f"{verdict}: gain {found.gain:+.3f}, standard error {found.gain_error:.3f}.")
+        if found.run_gain is not None:
+            told = f"gain {found.run_gain:+.3f}, standard error {found.run_gain_error:.3f}"
+            console.say(f"The run itself measured, at the best of its looks: {told}.")
         if (drift := found.drift) is not None:
             told = f"old and new images are told apart in {drift.rate:.1%} of cases"
             verdict = "The images have drifted" if found.drifted else "No drift is proven"

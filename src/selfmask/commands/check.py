@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from .. import checked
 from ..data import Images, SomeImages
 from ..embedding.embedder import FROZEN, Embedder
 from ..embedding.vectors import Progress, embed
 from ..errors import BadImageError, EmbedderError, TooFewImagesError
 from ..evaluation.drift import Drift, drift_between
+from ..files import RunFile
 from ..masking import MaskedModel
 from ..running import evaluating
 from ..training.quality import LEAST, Gain, as_quality, quality_on
@@ -30,6 +33,7 @@ class Checked:
     quality_before, quality_after, gain, gain_error: as in a run; before is the frozen backbone.
     drift: None where there are no old images to compare with.
     seen: how many of the new images the run has learned from; None where nobody knows.
+    run_gain, run_gain_error: what the run's own gate found; None where the run does not say.
     """
 
     images: int
@@ -41,6 +45,8 @@ class Checked:
     drift: Drift | None
     drifted: bool | None
     seen: int | None = None
+    run_gain: float | None = None
+    run_gain_error: float | None = None
 
 
 def check(
@@ -50,10 +56,14 @@ def check(
     *,
     seed: int = 0,
     seen: int | None = None,
+    run: tuple[float, float] | None = None,
     batch_size: int = 64,
     progress: Progress | None = None,
 ) -> Checked:
-    """Look at new images as the gate of a run would, once; and at old ones, for drift."""
+    """Look at new images as the gate of a run would, once; and at old ones, for drift.
+
+    seen, run: for the result, what `seen_by` and `gain_of_run` say.
+    """
     masked = embedder.model
     if not isinstance(masked, MaskedModel):
         raise EmbedderError(
@@ -76,7 +86,20 @@ def check(
         drift=drift,
         drifted=None if drift is None else drift.proven(),
         seen=seen,
+        run_gain=None if run is None else run[0],
+        run_gain_error=None if run is None else run[1],
     )
+
+
+def gain_of_run(what: str | Path) -> tuple[float, float] | None:
+    """Gain and error that the gate of a run found, by its folder or a file in it; None where that is not known."""
+    path = Path(what)
+    try:
+        content = checked.content((path if path.is_dir() else path.parent) / RunFile.RESULT)
+        result = checked.mapping(checked.document(content, finite=False))
+        return checked.number(result.get("gain")), checked.number(result.get("gain_error"))
+    except (OSError, ValueError):
+        return None
 
 
 def _drift(
