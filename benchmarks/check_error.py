@@ -9,15 +9,13 @@ as the gate of the run held out. If the stated error is right, the gains of the 
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 
 import torch
 
-from selfmask.commands.check import check
+from selfmask.commands.check import check, gain_of_run
 from selfmask.commands.opening import load_embedder
 from selfmask.data import SomeImages, open_images
-from selfmask.files import RunFile
 
 GROUP = 256
 
@@ -37,8 +35,8 @@ def main() -> None:
     groups = [order[start : start + GROUP] for start in range(0, len(order) - GROUP + 1, GROUP)][: given.groups]
     found = [check(embedder, SomeImages(images, sorted(group))) for group in groups]
     gains, errors = (torch.tensor([getattr(each, name) for each in found]) for name in ("gain", "gain_error"))
-    own = json.loads((given.run / RunFile.RESULT).read_text())
-    print(f"the gate of the run: gain {own['gain']:+.3f}, error {own['gain_error'] or 0:.3f} (kept: {own['kept']})")
+    if (own := gain_of_run(given.run)) is not None:
+        print(f"the gate of the run: gain {own[0]:+.3f}, error {own[1]:.3f}")
     print(f"{len(groups)} groups of {GROUP} images: mean gain {gains.mean():+.3f}, lowest {gains.min():+.3f}, ", end="")
     print(f"highest {gains.max():+.3f}; helps in {sum(each.helps for each in found)}")
     scatter = gains.std() if len(gains) > 1 else torch.tensor(0.0)

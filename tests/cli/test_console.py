@@ -23,6 +23,7 @@ import selfmask
 from selfmask import MaskConfig, get_masked_model
 from selfmask.cli.console import Console, print_json
 from selfmask.cli.display import ConsoleDisplay
+from selfmask.cli.embed import progress_on
 from selfmask.errors import ConfigError, SelfmaskError
 from tests.cli.inside import Done
 from tests.cli.inside import selfmask as run
@@ -225,3 +226,15 @@ def test_nothing_prints_past_the_console() -> None:
                 assert node.func.id != "print" or name == "cli/console.py", name
             if isinstance(node, ast.ImportFrom) and node.module == "rich.console":
                 assert name == "cli/console.py" or "Console" not in {each.name for each in node.names}, name
+
+
+def test_forced_colours_do_not_make_a_terminal_of_a_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    out = io.StringIO()
+    console = Console(file=out)
+    assert console.is_terminal
+    assert not console.redraws
+    with progress_on(console, "embedding") as progress:
+        progress(1, 2)
+    assert out.getvalue() == ""  # no bar; lines come after seconds only
+    assert Console(file=io.StringIO(), force_terminal=True).redraws

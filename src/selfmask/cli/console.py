@@ -27,6 +27,12 @@ class Console(rich.console.Console):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(markup=False, emoji=False, highlight=False, **options)
+        self._told = bool(options.get("force_terminal"))
+
+    @property
+    def redraws(self) -> bool:
+        """Whether lines can be drawn anew: not where only colours are forced (FORCE_COLOR, as notebooks set it)."""
+        return self.is_terminal and (self._told or self.file.isatty())
 
     def say(self, *lines: str) -> None:
         """Lines of words; each stays one line, however long, whatever names are in it."""

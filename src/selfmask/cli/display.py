@@ -39,7 +39,7 @@ class ConsoleDisplay:
 
     @contextmanager
     def decoding(self, total: int) -> Iterator[Count | None]:
-        if not self.console.is_terminal:
+        if not self.console.redraws:
             yield None
             return
         with self._progress("decoding images", total) as bar:
@@ -48,7 +48,7 @@ class ConsoleDisplay:
     @contextmanager
     def training(self, steps: int) -> Iterator[None]:
         self._steps, self._first, self._said = steps, None, time.monotonic()
-        if not self.console.is_terminal:
+        if not self.console.redraws:
             yield
             return
         try:
@@ -106,7 +106,7 @@ class ConsoleStages(StagesDisplay):
     @contextmanager
     def stages(self, costs: Mapping[str, float], finished: Collection[str]) -> Iterator[None]:
         with super().stages(costs, finished):
-            if not self.console.is_terminal:
+            if not self.console.redraws:
                 yield
                 return
             columns = (TextColumn("{task.description}"), BarColumn(24), TextColumn("{task.percentage:.0f} %"))

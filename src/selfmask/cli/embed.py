@@ -223,7 +223,7 @@ def may_use(name: str) -> bool:
 @contextmanager
 def progress_on(console: Console, what: str) -> Iterator[Progress]:
     """A bar with the time left; plain lines, now and then, where the output is not a terminal."""
-    if not console.is_terminal:
+    if not console.redraws:
         yield _lines(console, what)
         return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
