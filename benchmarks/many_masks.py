@@ -8,9 +8,10 @@ from unittest import mock
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from selfmask.backbones import Backbone, load_backbone
+from selfmask.files import write_atomically
 from selfmask.maskfile import PackedMask, codecs, mask_file_bytes, pack_bits
 from selfmask.masking import get_masked_model
 from selfmask.masking.norms import norm_buffers, saved_statistics
@@ -55,13 +56,43 @@ def write(folder: Path, of: Backbone, count: int) -> list[str]:
     """So many mask files, every other one with few weights off; those that are there already are kept."""
     folder.mkdir(parents=True, exist_ok=True)
     names = [f"tenant-{number:04d}" for number in range(count)]
+    if all((folder / f"{name}.smn").exists() for name in names):
+        return names
     like = template(of)
-    weights = {name: value.detach() for name, value in of.model.named_parameters() if name in like.sizes}
     own = saved_statistics(norm_buffers(of.model))
-    # lzma would be tried on every mask, and lose: that takes most of the time.
+    # lzma would be tried on every mask, and lose, and so would classes of weights, which random masks do not have (so
+    # no weights are given): that takes most of the time.
     with mock.patch.object(codecs, "compressed", bytes):
         for number, name in enumerate(names):
             if not (file := folder / f"{name}.smn").exists():
                 mask = packed(like, number, (FEW, MANY)[number % 2])
-                file.write_bytes(mask_file_bytes(mask, weights, own))
+                write_atomically(file, mask_file_bytes(mask, {}, own))
     return names
+
+
+@dataclasses.dataclass(frozen=True)
+class Facts:
+    """What a folder of masks holds, and how large things are: a model, and of each mask bits and statistics."""
+
+    names: list[str]
+    model_bytes: int
+    bit_bytes: int
+    statistics_bytes: int
+
+
+def prepared(folder: Path, name: str, count: int) -> Facts:
+    """Weights and masks of a backbone, in a folder; what is there already is kept."""
+    torch.manual_seed(0)
+    of = backbone(name, 224)
+    if not (weights := folder / "weights.safetensors").exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        save_weights(of, weights)
+    of.model.load_state_dict(load_file(weights))
+    names = write(folder / "masks", of, count)
+    parameters = list(of.model.parameters())
+    return Facts(
+        names,
+        model_bytes=sum(each.nbytes for each in parameters),
+        bit_bytes=-(-sum(each.numel() for each in parameters) // 8),
+        statistics_bytes=sum(value.nbytes for value in saved_statistics(norm_buffers(of.model)).values()),
+    )

@@ -1,8 +1,8 @@
 """`python -m benchmarks.switching`: what it takes to put another mask in place, against a forward pass of one image.
 
-Three ways: a view made anew (`MaskedModel.view`); the memory of a view written again, by the mask's bits; and by the
-weights that are off alone (`masking/switching.py`). All give the same weights, to the bit. CPU time is measured, since
-a busy machine disturbs it less than a clock.
+A view made anew (`MaskedModel.view`); the memory of a view written again, by the mask's bits, and by the weights that
+are off alone (`masking/switching.py`); and a view whose layers write their weights as they run (passing). All give the
+same weights, to the bit. CPU time is measured, since a busy machine disturbs it less than a clock.
 """
 
 from __future__ import annotations
@@ -62,18 +62,23 @@ def measured(name: str, size: int, off: float, repeats: int) -> tuple[dict[str, 
     by_off = [Switch.of(mask, base) for mask in masks]
     by_bits = [_as_bits(switch, base) for switch in by_off]
     spare, other, view = SpareView(base), SpareView(base), masked.view("0")
+    passing = SpareView(base, passing=True)
     images = torch.randn(16, 3, size, size).contiguous(memory_format=torch.channels_last)
     for number in (1, 0):
         spare.put(by_off[number])
         other.put(by_bits[number])
     assert torch.equal(view(images), spare.module(images))
     assert torch.equal(view(images), other.module(images))
+    passing.put(by_off[0])
+    assert torch.equal(view(images), passing.module(images))
     calls: dict[str, Callable[[int], object]] = {
         FORWARD: lambda turn: view(images[:1]),
         "forward pass, 16 images, a 16th of it": lambda turn: view(images),
         "a view made anew": lambda turn: masked.view(str(turn % 2)),
         "the same memory, by bits": lambda turn: other.put(by_bits[turn % 2]),
         "the same memory, by weights that are off": lambda turn: spare.put(by_off[turn % 2]),
+        "that, then 1 image": lambda turn: (spare.put(by_off[turn % 2]), spare.module(images[:1])),
+        "1 image, passing": lambda turn: (passing.put(by_off[turn % 2]), passing.module(images[:1])),
     }
     found: dict[str, list[float]] = {what: [] for what in calls}
     for turn in range(repeats + 1):
@@ -82,7 +87,7 @@ def measured(name: str, size: int, off: float, repeats: int) -> tuple[dict[str, 
             call(turn)
             if turn:  # the first is for warming up
                 found[what].append((time.process_time() - begin) / (16 if "16th" in what else 1))
-    kept = dict(zip(list(calls)[-2:], (by_bits[0].nbytes, by_off[0].nbytes), strict=True))
+    kept = dict(zip(list(calls)[3:5], (by_bits[0].nbytes, by_off[0].nbytes), strict=True))
     return found, kept
 
 

@@ -12,23 +12,24 @@ from hypothesis import strategies as st
 from torch import nn
 
 from selfmask import MaskConfig, MaskedModel, get_masked_model
-from selfmask.masking.switching import OffWeights, SpareView, Switch
+from selfmask.masking.switching import OffWeights, SpareView, Switch, can_pass
 
 
 class Net(nn.Module):
-    """Two convolutions, a norm, a tied pair and a fused projection, whose parts have scales of their own."""
+    """Convolutions, a norm, a tied pair and a fused projection, whose parts have scales of their own."""
 
     def __init__(self) -> None:
         super().__init__()
         self.conv = nn.Conv2d(3, 16, 3)
         self.norm = nn.BatchNorm2d(16)
+        self.more = nn.Conv2d(16, 16, 1)
         self.attention = nn.MultiheadAttention(16, 2, batch_first=True)
         self.one = nn.Linear(16, 16)
         self.two = nn.Linear(16, 16)
         self.two.weight = self.one.weight
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = self.norm(self.conv(x)).flatten(2).mT
+        y = self.more(self.norm(self.conv(x))).flatten(2).mT
         y, _ = self.attention(y, y, y)
         z: torch.Tensor = self.two(self.one(y)).mean(1)
         return z
@@ -91,6 +92,45 @@ def test_any_mask_in_place_of_any_other_is_the_view_of_it(tmp_path: Path, layout
         assert torch.equal(expected(images), spare.module(images))
     spare.put(None)
     same_state(net, spare.module)
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_a_passing_view_gives_the_same_vectors_and_holds_no_weights(
+    tmp_path: Path, layout: torch.memory_format
+) -> None:
+    net = base()
+    files = [mask_file(tmp_path / f"{n}.smn", off, n, **settings) for n, (off, settings) in enumerate(CASES)]
+    net.to(memory_format=layout)
+    masked = MaskedModel(net)
+    for number, file in enumerate(files):
+        masked.load_mask(file, str(number))
+    switches = [Switch.of(masked.read_mask(file), net) for file in files]
+    passing, spare, images = SpareView(net, passing=True), SpareView(net), torch.randn(2, 3, 9, 9)
+    for number in [*range(len(CASES)), *torch.randperm(len(CASES)).tolist()]:
+        passing.put(switches[number])
+        expected = masked.view(str(number))(images)
+        assert torch.equal(expected, passing.module(images))
+        assert torch.equal(expected, passing.module(images))  # a second time, too
+    passing.put(None)
+    assert torch.equal(net(images), passing.module(images))
+    spare.put(switches[-3])  # of all tensors
+    assert passing.nbytes < spare.nbytes
+
+
+class Sly(nn.Module):
+    """Uses the weights of a layer without calling it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.line = nn.Conv2d(3, 8, 3), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.linear(self.conv(x).mean((2, 3)), self.line.weight)
+
+
+def test_whether_a_base_can_be_passed_is_found_by_trying() -> None:
+    assert can_pass(base(), (9, 9))
+    assert not can_pass(Sly().eval(), (9, 9))
 
 
 @given(st.integers(1, 3000), st.floats(0, 1), st.integers(0, 100))

@@ -6,8 +6,10 @@ from pathlib import Path
 import httpx2
 import pytest
 
+from selfmask.serving import building
 from selfmask.serving.engine import Engine
 
+from .indexed import indexed, save_run
 from .served import save_mask, save_masks, served
 
 
@@ -35,3 +37,27 @@ def client(server: tuple[httpx2.Client, Engine]) -> httpx2.Client:
 @pytest.fixture
 def engine(server: tuple[httpx2.Client, Engine]) -> Engine:
     return server[1]
+
+
+@pytest.fixture(scope="session")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Two runs whose masks differ."""
+    place = tmp_path_factory.mktemp("runs")
+    return save_run(place / "birds", seed=1), save_run(place / "cats", seed=2)
+
+
+@pytest.fixture(scope="session")
+def whole(runs: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A collection with two masks, graphs and all."""
+    out = tmp_path_factory.mktemp("collection") / "clothes.index"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(building, "APPROXIMATE_FROM", 50)
+        patch.setattr(building, "POINTS", 12)
+        indexed(out, *runs)
+    return out
+
+
+@pytest.fixture
+def few_points(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On planes: t-SNE would take most of the time."""
+    monkeypatch.setattr(building, "POINTS", 12)

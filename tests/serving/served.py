@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -146,3 +147,45 @@ def vectors_of(answer: httpx2.Response) -> Tensor:
 
 def ask(client: httpx2.Client, model: str, *images: bytes, **more: Any) -> httpx2.Response:
     return client.post("/v1/embeddings", json={"model": model, "input": [uri(each) for each in images], **more})
+
+
+def address_of(client: httpx2.Client) -> tuple[str, int]:
+    return client.base_url.host, client.base_url.port or 80
+
+
+def raw(client: httpx2.Client, data: bytes, wait: float = 5.0) -> bytes:
+    """What the server answers to these bytes."""
+    with socket.create_connection(address_of(client), timeout=wait) as connection:
+        answer = b""
+        try:
+            connection.sendall(data)
+            while part := connection.recv(65536):
+                answer += part
+        except (TimeoutError, ConnectionError):
+            pass
+        return answer
+
+
+def request_head(length: int | None, path: str = "/v1/embeddings") -> bytes:
+    size = "transfer-encoding: chunked" if length is None else f"content-length: {length}"
+    return f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n{size}\r\n\r\n".encode()
+
+
+class hold:  # noqa: N801
+    """Within, the workers of an engine wait before they run the backbone."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.frozen, self.go = engine.store.frozen, threading.Event()
+
+    def __enter__(self) -> None:
+        real = type(self.frozen).vectors
+
+        def waiting(images: Tensor) -> Tensor:
+            assert self.go.wait(30)
+            return real(self.frozen, images)
+
+        self.frozen.vectors = waiting  # type: ignore[method-assign]
+
+    def __exit__(self, *_: object) -> None:
+        del self.frozen.vectors
+        self.go.set()

@@ -138,19 +138,24 @@ def test_threads_share_a_view_and_no_more_are_made_than_asked(monkeypatch: pytes
     made = []
     real = SpareView.__init__
 
-    def counted(self: SpareView, base: torch.nn.Module) -> None:
-        made.append(1)
-        real(self, base)
+    def counted(self: SpareView, base: torch.nn.Module, *, passing: bool = False) -> None:
+        made.append(passing)
+        real(self, base, passing=passing)
 
     monkeypatch.setattr(SpareView, "__init__", counted)
-    views = HotViews(network().eval(), room=4, threads=1)
+    for passing in (False, True):
+        made.clear()
+        _lease_in_turn(HotViews(network().eval(), room=4, threads=1, passing=passing))
+        assert (made.count(True), made.count(False)) == ((1, 3) if passing else (0, 4))
+
+
+def _lease_in_turn(views: HotViews) -> None:
     empty = Switch({}, {})
     with views.lease("a", empty) as one, views.lease("a", empty) as other:
         assert one is other
     for key in "abcdefghij" * 3:
         with views.lease(key, empty):
             pass
-    assert len(made) <= 4
 
 
 def test_pinned_masks_must_fit(tmp_path: Path) -> None:

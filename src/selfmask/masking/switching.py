@@ -19,6 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from ..maskfile import Bits, PackedMask, unpack_bits
+from ..running import as_vectors
+from .direct import base_meant
 from .effective import Scales, inverse_alpha, unpack_mask_
 from .expanding import parts_of
 from .norms import norm_buffers, saved_statistics
@@ -126,13 +128,20 @@ class SpareView:
 
     To the bit, it is then what `MaskedModel.view` makes of that mask. Only one thread may exchange its mask at a time,
     and nobody may run it meanwhile.
+
+    A view that is `passing` does not hold the weights of its layers: each writes them just before it runs, into memory
+    that all share. There they are still in the processor's cache when they are read, so that a pass under another mask
+    costs little more than one under the same. This is for masks that come and go; whether a base can be run like that,
+    `can_pass` finds out.
     """
 
-    def __init__(self, base: nn.Module) -> None:
-        self._base = base
+    def __init__(self, base: nn.Module, *, passing: bool = False) -> None:
+        self._base, self._passing = base, passing
         self._owner: dict[str, str] = {}  # of all names of a masked tensor: the one that speaks for them
         self._own: dict[str, tuple[Tensor, Tensor]] = {}  # the base's weights and ours, flat
         self._masked: set[str] = set()  # those of them that are not as in the base
+        self._late: set[str] = set()  # those of them that are written when their layer runs
+        self._off: Mapping[str, OffWeights] = {}
         self._renew([])
 
     @torch.no_grad()
@@ -141,9 +150,10 @@ class SpareView:
         off = {} if switch is None else switch.off
         if not self._owner.keys() >= off.keys():
             self._renew([*self._own, *(name for name in off if name not in self._owner)])
-        before, self._masked = self._masked, set()
+        before, self._masked, self._off = self._masked, set(), off
         for name, each in off.items():
-            if (owner := self._owner[name]) not in self._masked:
+            owner = self._owner[name]
+            if owner not in self._masked and owner not in self._late:
                 each.write(*self._own[owner])
                 self._masked.add(owner)
         for name in before - self._masked:
@@ -158,19 +168,70 @@ class SpareView:
         with torch.inference_mode(False):
             parameters = {name: each.detach() for name, each in self._base.named_parameters(remove_duplicate=False)}
             tied = tied_names(self._base, names)
-            blank = {name: torch.empty_like(_dense(parameters[name])) for name in tied}
+            self._late = _weights_of_layers(self._base, tied) if self._passing else set()
+            room = torch.full((max((parameters[name].numel() for name in self._late), default=0),), torch.nan)
+            blank = {
+                name: _within(room, _dense(parameters[name]))
+                if name in self._late
+                else torch.empty_like(_dense(parameters[name]))
+                for name in tied
+            }
             self._owner = {alias: name for name, aliases in tied.items() for alias in aliases}
             statistics = saved_statistics(norm_buffers(self._base))
             self.module = view_of(self._base, {alias: blank[name] for alias, name in self._owner.items()}, statistics)
             self._own = {name: (_flat(_dense(parameters[name])), _flat(own)) for name, own in blank.items()}
             buffers = norm_buffers(self.module)
             self._statistics = {name: (value, buffers[name]) for name, value in statistics.items()}
-            self._masked = set(self._own)  # blank memory is not as in the base
+            self._masked = set(self._own) - self._late  # blank memory is not as in the base
+            for name in self._late:
+                layer = self.module.get_submodule(name.rpartition(".")[0])
+                layer.register_forward_pre_hook(lambda _, __, name=name: self._write(name))
+
+    @torch.no_grad()
+    def _write(self, name: str) -> None:
+        weight, own = self._own[name]
+        if (each := self._off.get(name)) is None:
+            own.copy_(weight)
+        else:
+            each.write(weight, own)
 
     @property
     def nbytes(self) -> int:
         """Of memory that it does not share with the base."""
-        return sum(own.nbytes for _, own in (*self._own.values(), *self._statistics.values()))
+        stores = [own.untyped_storage() for _, own in (*self._own.values(), *self._statistics.values())]
+        return sum({each.data_ptr(): each.nbytes() for each in stores}.values())
+
+
+@torch.inference_mode()
+def can_pass(base: nn.Module, size: tuple[int, int]) -> bool:
+    """Whether views of this base may be passing: tried, because a base may use weights without calling their layer."""
+    view = SpareView(base, passing=True)
+    view._renew([name for name, _ in base.named_parameters(remove_duplicate=False)])
+    view.put(None)
+    if not view._late:
+        return False
+    images = torch.rand(1, 3, *size, generator=torch.Generator().manual_seed(0))
+    images = images.contiguous(memory_format=torch.channels_last)
+    with base_meant():
+        return torch.equal(as_vectors(base(images)), as_vectors(view.module(images)))
+
+
+def _weights_of_layers(base: nn.Module, tied: Mapping[str, Sequence[str]]) -> set[str]:
+    """Those of the tensors that one plain layer has for itself, and on the CPU: elsewhere nothing is gained."""
+    found = set()
+    for name, aliases in tied.items():
+        place, _, own = name.rpartition(".")
+        layer = base.get_submodule(place)
+        if type(layer) in (nn.Conv2d, nn.Linear) and own == "weight" and len(aliases) == 1:
+            weight = layer.weight
+            if weight.device.type == "cpu" and weight.dtype == torch.float32:
+                found.add(name)
+    return found
+
+
+def _within(room: Tensor, like: Tensor) -> Tensor:
+    """A tensor like this one, at the start of that memory."""
+    return room[: like.numel()].as_strided(like.shape, like.stride())
 
 
 def _dense(weight: Tensor) -> Tensor:

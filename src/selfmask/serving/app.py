@@ -7,21 +7,19 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 from torch import Tensor
 
-from ..errors import BadRequestError, ConfigError, SelfmaskError
+from ..errors import BadRequestError, SelfmaskError
 from . import answers, masks, requests
 from .answers import Json, as_response
 from .collection import Collection
-from .config import is_loopback
 from .engine import Engine
 from .gate import Gate
-from .keys import Keys
+from .keys import keys_of
 from .metrics import CONTENT_TYPE
 from .models import Model
 from .page.routes import router
@@ -35,11 +33,7 @@ T = TypeVar("T")
 def create_app(engine: Engine, collection: Collection | None = None) -> FastAPI:
     """The app of an engine, which it starts and stops; with a collection, it searches that too."""
     config = engine.config
-    user, admin = (
-        None if file is None else Keys.of(Path(file)) for file in (config.api_key_file, config.admin_key_file)
-    )
-    if user is not None and admin is not None and user & admin:
-        raise ConfigError("a key is both for asking and for changing masks", todo="use other keys for --admin-key-file")
+    user, admin = keys_of(config)
     app = FastAPI(
         title="selfmask", version=version("selfmask"), lifespan=partial(_lifespan, engine), redoc_url=None,
         summary="Image embeddings by one backbone under any number of masks.",
@@ -57,7 +51,7 @@ def create_app(engine: Engine, collection: Collection | None = None) -> FastAPI:
         admin=admin,
         max_body=config.body,
         timeout=config.timeout,
-        any_host=config.insecure or not is_loopback(config.host),
+        any_host=config.any_host,
     )
     return app
 

@@ -86,12 +86,18 @@ class ServeConfig:
     @property
     def threads(self) -> int:
         """How many run the model."""
-        return self.workers or min(os.cpu_count() or 1, max(1, self.max_hot // 2))
+        return self.workers or min(cores_here(), max(1, self.max_hot // 2))
 
     @property
     def cores(self) -> int:
-        """How many cores each of them has."""
-        return max(1, (os.cpu_count() or 1) // self.threads)
+        """How many cores each of them has, of those that this process may use and OMP_NUM_THREADS allows."""
+        told = os.environ.get("OMP_NUM_THREADS", "")
+        return max(1, (min(cores_here(), int(told)) if told.isdigit() else cores_here()) // self.threads)
+
+    @property
+    def any_host(self) -> bool:
+        """Whether requests are served under whatever name of this machine they come."""
+        return self.insecure or not is_loopback(self.host)
 
     @property
     def pixels(self) -> int:
@@ -113,6 +119,11 @@ class ServeConfig:
                 expected="a loopback address, or a key",
                 todo="set --api-key-file FILE, or, if that is meant, --insecure",
             )
+
+
+def cores_here() -> int:
+    """Cores that this process may use: all, or fewer where it was bound to some."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def is_loopback(host: str) -> bool:

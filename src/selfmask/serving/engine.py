@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +22,7 @@ from ..backbones import Backbone
 from ..data.images import decode_image, to_rgb
 from ..data.pixels import fit
 from ..errors import BadRequestError, FailedError, LateError, SelfmaskError, TooLargeError
+from ..masking.switching import can_pass
 from ..shelf import About
 from .catalogue import Catalogue
 from .config import ServeConfig
@@ -32,6 +32,7 @@ from .models import Model
 from .queue import Job, Queue, Ticket, late
 from .shelf import FROZEN, Shelf, checked_name, unknown
 from .store import Store
+from .workers import Workers
 
 Picture = bytes | Tensor | Image.Image
 """An image: the bytes of a file, what `decode_image` made of one (uint8 [3, H, W]), or a Pillow image."""
@@ -57,15 +58,13 @@ class Engine:
         backbone.model.eval().requires_grad_(False).to(memory_format=torch.channels_last)
         self.shelf = Shelf(masks)
         self.catalogue = Catalogue(self.shelf, backbone)
-        views = HotViews(backbone.model, config.max_hot, config.threads, self.metrics.expanded)
+        passing = can_pass(backbone.model, backbone.preprocessing.size)
+        views = HotViews(backbone.model, config.max_hot, config.threads, self.metrics.expanded, passing=passing)
         self.store = Store(backbone, self.shelf, views, config.packed, config.size, self.metrics.packed)
         self.queue = Queue(config.queue, config.max_batch, config.max_wait_ms / 1000)
         self.metrics.watch(self.queue, self.store)
         self._decoders = ThreadPoolExecutor(min(_DECODERS, config.threads * config.cores), "decode")
-        self._workers = [
-            threading.Thread(target=self._work, name=f"worker {number}", daemon=True)
-            for number in range(config.threads)
-        ]
+        self.workers = Workers(config.threads, config.cores, self.queue, self.metrics)
         self._healthy = float("-inf")
         self._trying: Ticket | None = None
         self.ready = False
@@ -148,7 +147,9 @@ class Engine:
         self._passed(self._probe(timeout).future.result(timeout))
 
     async def is_healthy(self, timeout: float = 5.0) -> bool:
-        """Whether the backbone runs. It is tried not more often than once a second, whoever asks."""
+        """Whether the backbone runs, and all threads are there. It is tried at most once a second, whoever asks."""
+        if not self.workers.complete():
+            return False
         if time.monotonic() - self._healthy < _HEALTHY:
             return True
         if self._trying is None or self._trying.future.done():
@@ -201,33 +202,11 @@ class Engine:
             return to_rgb(image)
         return decode_image(image, near=near, max_pixels=self.config.pixels)
 
-    def _work(self) -> None:
-        torch.set_num_threads(self.config.cores)
-        while (jobs := self.queue.take()) is not None:
-            begin = time.monotonic()
-            vectors: Tensor | None = None
-            error = FailedError("the server failed")
-            try:
-                vectors = jobs[0].model.vectors(torch.stack([job.pixels for job in jobs]))
-            except BaseException as caught:  # a thread that ends would leave its share of requests to the others
-                _log.exception("a forward pass failed")
-                error = FailedError("the server failed", found=type(caught).__name__)
-            # Before anyone is answered: who asks again at once finds room.
-            self.queue.leave(len(jobs))
-            self.metrics.ran(len(jobs), time.monotonic() - begin)
-            for number, job in enumerate(jobs):
-                if vectors is None:
-                    job.ticket.failed(error)
-                else:
-                    job.ticket.done(job.row, vectors[number], len(jobs))
-            del jobs
-
     # ---- starting and stopping --------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Start the threads, and load what is pinned."""
-        for worker in self._workers:
-            worker.start()
+        self.workers.start()
         self.check(timeout=60.0)
         blank = torch.zeros(3, *self.store.frozen.preprocessing.size, dtype=torch.uint8)
         for name in self.config.pin:
@@ -239,9 +218,7 @@ class Engine:
         """Refuse what is new, finish what is there, and end the threads."""
         self.ready = False
         self.queue.stop()
-        for worker in self._workers:
-            if worker.ident is not None:
-                worker.join()
+        self.workers.stop()
         self._decoders.shutdown()
 
     def __enter__(self) -> Self:

@@ -15,17 +15,25 @@ _WINDOW = 4096  # lookups after which all of them count half
 
 
 class HotViews:
-    """At most `room` views. One belongs to each thread, for masks that come and go; the others stay with masks.
+    """At most `room` views. One belongs to each thread, for masks that come and go; the others stay with masks. Where
+    views can be passing (`masking/switching.py`), those of the threads hold no weights, and count as one.
 
-    Of these, the least recently used makes way, but only to a mask that was asked for more often of late: under mixed
-    traffic, rare masks would otherwise push out the frequent ones that they come between.
+    Of the others, the least recently used makes way, but only to a mask that was asked for more often of late: under
+    mixed traffic, rare masks would otherwise push out the frequent ones that they come between.
     """
 
     def __init__(
-        self, base: nn.Module, room: int, threads: int, count: Callable[[str], None] = lambda what: None
+        self,
+        base: nn.Module,
+        room: int,
+        threads: int,
+        count: Callable[[str], None] = lambda what: None,
+        *,
+        passing: bool = False,
     ) -> None:
-        """count: told of every "hit", and of every "switch"."""
-        self._base, self._room, self._count = base, room - threads, count
+        """count: told of every "hit", and of every "switch". passing: whether views can be."""
+        self._base, self._room, self._count = base, room - (1 if passing else threads), count
+        self._passing = passing
         self._lock = threading.Lock()
         self._slots: OrderedDict[Hashable, _Slot] = OrderedDict()
         self._asked: Counter[Hashable] = Counter()
@@ -99,7 +107,7 @@ class HotViews:
         """This thread's own view."""
         own: _Own | None = getattr(self._own, "view", None)
         if own is None:
-            own = self._own.view = _Own(SpareView(self._base))
+            own = self._own.view = _Own(SpareView(self._base, passing=self._passing))
         if own.key == key:
             self._count("hit")
         else:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from .. import checked
 from ..errors import ConfigError
+from .config import ServeConfig
 
 _SHORTEST = 16
 
@@ -47,6 +48,16 @@ class Keys:
 
     def __and__(self, other: Keys) -> bool:
         return bool(set(self._hashes) & set(other._hashes))
+
+
+def keys_of(config: ServeConfig) -> tuple[Keys | None, Keys | None]:
+    """Those for asking, and those for changing masks."""
+    user, admin = (
+        None if file is None else Keys.of(Path(file)) for file in (config.api_key_file, config.admin_key_file)
+    )
+    if user is not None and admin is not None and user & admin:
+        raise ConfigError("a key is both for asking and for changing masks", todo="use other keys for --admin-key-file")
+    return user, admin
 
 
 def key_in(headers: Mapping[bytes, bytes], *, basic: bool) -> str | None:

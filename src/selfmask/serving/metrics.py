@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -43,6 +44,7 @@ class Metrics:
         self._cold = cache.labels("expanded", "miss")
         self._tier = {what: cache.labels("packed", what) for what in ("hit", "miss")}
         self._switches = Counter("selfmask_switches", "Masks put in place of another.", registry=own)
+        self._replaced = Counter("selfmask_workers_replaced", "Threads that run the model and had ended.", registry=own)
 
     def watch(self, queue: _Queue, store: _Store) -> None:
         """Values that are asked for when they are shown."""
@@ -53,6 +55,10 @@ class Metrics:
         packed = Gauge("selfmask_packed_bytes", "Memory of packed masks.", registry=self._registry)
         packed.set_function(lambda: store.nbytes)
 
+    def watch_workers(self, alive: Callable[[], int]) -> None:
+        workers = Gauge("selfmask_workers", "Threads that run the model.", registry=self._registry)
+        workers.set_function(alive)
+
     def answered(self, route: str, status: int, seconds: float) -> None:
         self._requests.labels(route, str(status)).inc()
         self._latency.labels(route).observe(seconds)
@@ -60,6 +66,9 @@ class Metrics:
     def ran(self, images: int, seconds: float) -> None:
         self._batch.observe(images)
         self._forward.observe(seconds)
+
+    def replaced(self) -> None:
+        self._replaced.inc()
 
     def packed(self, outcome: str) -> None:
         self._tier[outcome].inc()

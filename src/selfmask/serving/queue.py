@@ -12,7 +12,7 @@ from concurrent.futures import Future
 import torch
 from torch import Tensor
 
-from ..errors import BusyError, LateError, StoppingError, TooLargeError
+from ..errors import BusyError, FailedError, LateError, StoppingError, TooLargeError
 from .models import Model
 
 Clock = Callable[[], float]
@@ -37,7 +37,12 @@ class Ticket:
             if self._left:
                 return
         if self.future.set_running_or_notify_cancel():
-            self.future.set_result(torch.stack([each for each in self._rows if each is not None]))
+            try:
+                vectors = torch.stack([each for each in self._rows if each is not None])
+            except BaseException as error:  # such as too little memory: else somebody would wait in vain
+                self.future.set_exception(FailedError("the server failed", found=type(error).__name__))
+                raise
+            self.future.set_result(vectors)
 
     def failed(self, error: BaseException) -> None:
         with self._lock:
@@ -98,6 +103,11 @@ class Queue:
     def waiting(self) -> int:
         """Those of them that are ready to run."""
         return self._waiting
+
+    @property
+    def finished(self) -> bool:
+        """Whether it was stopped, and nothing is left to do."""
+        return self._stopped and not self._inside
 
     def enter(self, name: str, count: int) -> None:
         """Take in so many images of a mask, which `put` or `leave` will follow; or refuse them, if there is no room."""
@@ -166,7 +176,7 @@ class Queue:
                 if model is not None and (batch := self._batch(model, now)):
                     return batch
                 if model is None:
-                    if self._stopped and not self._inside:
+                    if self.finished:
                         return None
                     self._changed.wait(None if until is None else max(until - now, 1e-4))
 
