@@ -26,6 +26,7 @@ from selfmask.cli.check import DRIFTED
 from .cli.inside import Done, selfmask
 from .cli.test_adapt import save_clothes
 from .commands.test_many_masks import save as save_mask
+from .data.shards import shards
 
 ROOT = Path(__file__).parents[1]
 PAGES = [
@@ -70,6 +71,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_clothes(folder / "new-photos", 60)
     for seed, name in enumerate(("birds", "bats", "bees")):
         save_mask(folder / "masks" / f"{name}.smn", seed)
+    shards(folder / "shards")
     shutil.copy(next((folder / "photos").rglob("*.png")), folder / "photo.jpg")
     for name in ("keys", "admin"):
         (folder / f"{name}.txt").write_text(f"{name}-of-a-server-of-tests\n")

@@ -288,6 +288,10 @@ class ExpertError(RunError):
     """An expert of a cascade is not trained yet, or its file is damaged."""
 
 
+class JobsError(RunError):
+    """Jobs that were given to an engine did not come to their end."""
+
+
 class NeededCellError(RunError):
     """A cell of a study cannot run, because one that it needs did not come to an end."""
 

@@ -19,6 +19,7 @@ from rich.progress import Progress as Bar
 from ..plain import plain
 from .console import Console, print_json
 from .pull import brought_here
+from .sharding import Launch, launch_shards, say_shards, shards_named
 
 if TYPE_CHECKING:
     from ..cascade.model import Cascade
@@ -71,9 +72,15 @@ _SECONDS = 10  # between two lines where there is no terminal to draw a bar on
 def embed(
     what: UseWhat,
     images: Annotated[
-        str, typer.Argument(help="A folder, a list file, an .npz file or the name of a data set.", show_default=False)
+        str,
+        typer.Argument(
+            help="A folder, a list file, an .npz file, shards (.tar, .parquet, also URLs) or the name of a data set.",
+            show_default=False,
+        ),
     ],
-    out: Annotated[Path, typer.Option(help="File to write: .parquet or .npz.")] = Path("features.npz"),
+    out: Annotated[Path, typer.Option(help="File to write: .parquet or .npz; with --shard, a folder.")] = Path(
+        "features.npz"
+    ),
     split: Annotated[str, typer.Option(help="Split to use, if the data set has several.")] = "train",
     batch_size: UseBatchSize = None,
     combination: Annotated[
@@ -109,6 +116,30 @@ def embed(
     backbone: UseBackbone = None,
     weights: UseWeights = None,
     size: UseSize = None,
+    shard: Annotated[
+        str | None,
+        typer.Option(
+            metavar="I/N",
+            help="Write only shard I of N, or all/N, to the folder --out, as parquet; processes may share the work.",
+            show_default=False,
+        ),
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="With --shard: keep the shards that are finished.")] = False,
+    launch: Annotated[
+        Launch | None,
+        typer.Option(
+            help="With --shard: start a job for each, as processes of this machine or on Slurm, and wait for them.",
+            show_default=False,
+        ),
+    ] = None,
+    job_option: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE",
+            help="Option of the jobs, as submitit names it: slurm_partition=gpu, timeout_min=60.",
+            show_default=False,
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a summary as one JSON object.")] = False,
 ) -> None:
     """Turn images into vectors: write file names and float32 vectors to one file.
@@ -122,12 +153,16 @@ def embed(
     from ..embedding.dense import dense
     from ..embedding.features import write_features
     from ..embedding.mapping import fit_map, map_of_run, whitened
+    from ..embedding.shards import write_shards
     from ..evaluation.feature_map import power_named
 
     console = Console(stderr=as_json)
 
     if tokens or feature_map is not None:
         _check_dense(tokens, feature_map, whiten, map_file)
+    shards = shards_named(shard, out, resume, launch)
+    if shards is not None and launch is not None:
+        launch_shards(shards, out, launch, job_option or [], console)
     power_named("auto" if whiten is None else whiten)  # a wrong one is said before the work
     what = brought_here(what, console)
     embedder = load_embedder(what, backbone=backbone, weights=weights, size=size, may_use=may_use)
@@ -147,6 +182,20 @@ def embed(
             fitted.save(file)
             console.say(f"a map was fitted to {fitted.images:,} images and written to {file}")
         embedder = whitened(embedder, what, "auto" if whiten is None else whiten, file)
+    if shards is not None:
+        with progress_on(console, "embedding") as progress:
+            done = write_shards(
+                out,
+                shards,
+                embedder,
+                source,
+                batch_size=batch_size or embedder.batch_size,
+                resume=resume or launch is not None,
+                progress=progress,
+                say=console.say,
+            )
+        say_shards(out, shards, done, time.monotonic() - start, console, as_json)
+        return
     with progress_on(console, "embedding") as progress:
         written = write_features(
             out,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import os
@@ -15,6 +16,7 @@ from torch.utils.data import Dataset
 
 from ..errors import BadImageError, ConfigError, NoImagesError, TooManyBadImagesError
 from ..memory import memory_budget
+from .disk import DiskCache, KeptOnDisk, Writer
 from .resizing import resize
 from .sources import Images
 
@@ -37,6 +39,8 @@ class ImageStore(Dataset[Tensor]):
     memory: bytes to use at most; by default half of what is available, divided among the processes of a run.
     workers: threads that decode; one a processor by default.
     progress: called now and then with the number of images decoded and of all.
+    content: the identity of the images; with it, those that do not fit in memory are looked for on the disk.
+    holds: whether the images still have that identity; with it, they are put there, for this run and later ones.
     """
 
     def __init__(
@@ -48,6 +52,8 @@ class ImageStore(Dataset[Tensor]):
         max_bad: float = 0.05,
         workers: int | None = None,
         progress: Callable[[int, int], None] | None = None,
+        content: str | None = None,
+        holds: Callable[[], bool] | None = None,
     ) -> None:
         if side < 1:
             raise ConfigError("side must be at least 1 pixel", found=side)
@@ -59,15 +65,18 @@ class ImageStore(Dataset[Tensor]):
         self._images: Images | None = images
         self._seen: set[int] = set()
         self._failed: dict[int, tuple[str, str]] = {}
+        self._bytes = 0  # of all, decoded, by an estimate
         if memory is None:
             memory = memory_budget(psutil.virtual_memory().available)
-        self._kept = self._keep_all(memory, progress)
+        self._kept: _Kept | KeptOnDisk | None = self._keep_all(memory, progress)
+        if self._kept is None and content is not None and memory > 0:
+            self._kept = self._keep_on_disk(DiskCache(content, side), holds, progress)
         if self._kept is not None:
             self._images = None  # not needed any more, and arrays would be in memory twice
 
     @property
     def cached(self) -> bool:
-        """Whether all images are in memory."""
+        """Whether all images are decoded, in memory or on the disk."""
         return self._kept is not None
 
     @property
@@ -87,6 +96,8 @@ class ImageStore(Dataset[Tensor]):
         return len(self.names)
 
     def __getitem__(self, i: int) -> Tensor:
+        if isinstance(self._kept, KeptOnDisk):
+            return self._kept[self.place(i)]
         if self._kept is not None:
             return self._kept[i]
         for candidate in self._from(i):
@@ -130,7 +141,7 @@ class ImageStore(Dataset[Tensor]):
         with ThreadPoolExecutor(self.workers) as pool:
             sample = pool.map(self._load, range(0, count, -(-count // _PROBE)))
             shapes = [image.shape for image in sample if image is not None]
-            total = sum(shape.numel() for shape in shapes) * count // max(len(shapes), 1)
+            total = self._bytes = sum(shape.numel() for shape in shapes) * count // max(len(shapes), 1)
             if total > memory:
                 return None
             kept = _Kept(total if len(set(shapes)) == 1 else min(total, _BLOCK), memory)
@@ -144,8 +155,7 @@ class ImageStore(Dataset[Tensor]):
                         if not kept.append(image, due):
                             return None
                         due = 0
-                if len(self._failed) / count > self.max_bad:
-                    raise self._too_many(of=count)
+                self._check_share(of=count)
                 if progress is not None:
                     progress(stop, count)
         if len(kept) == 0:
@@ -154,6 +164,39 @@ class ImageStore(Dataset[Tensor]):
             return None
         kept.trim()
         return kept
+
+    def _keep_on_disk(
+        self, disk: DiskCache, holds: Callable[[], bool] | None, progress: Callable[[int, int], None] | None
+    ) -> KeptOnDisk | None:
+        """The file of an earlier run, or a new one; None if there is no room for it, or another process makes it."""
+        count = len(self)
+        kept = disk.read(count)
+        if kept is None and holds is not None and disk.fits(self._bytes):
+            with contextlib.suppress(OSError), disk.writing() as writer:  # a full disk: then without it
+                if writer is not None:
+                    self._write(writer, progress)
+                    if holds():
+                        writer.close(self._failed)
+            kept = disk.read(count)
+        if kept is not None:
+            self._failed, self._seen = dict(kept.bad), set(range(count))
+            self._check_share(of=count)
+        return kept
+
+    def _write(self, writer: Writer, progress: Callable[[int, int], None] | None) -> None:
+        count, wave = len(self), _WAVE * self.workers
+        with ThreadPoolExecutor(self.workers) as pool:
+            for start in range(0, count, wave):
+                stop = min(start + wave, count)
+                for image in pool.map(self._load, range(start, stop)):
+                    writer.add(image)
+                self._check_share(of=count)
+                if progress is not None:
+                    progress(stop, count)
+
+    def _check_share(self, of: int) -> None:
+        if len(self._failed) / of > self.max_bad:
+            raise self._too_many(of=of)
 
     def _load(self, i: int) -> Tensor | None:
         """One image at its reduced size, or None if it is bad."""

@@ -5,11 +5,13 @@ from __future__ import annotations
 import csv
 import os
 from collections import Counter, deque
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 from .. import checked
 from ..errors import MalformedDataError, NoImagesError
 from .images import EXTENSIONS, printable
+from .names import SortedPaths
 from .sources import FileImages
 
 _LARGEST = 1 << 30  # bytes of a list
@@ -27,11 +29,11 @@ def open_folder(root: Path, split: str) -> FileImages:
     """
     parts = [name for name in SPLITS if (root / name).is_dir()]
     if "train" not in parts or len(parts) == 1:
-        return _undivided(_labelled(root, _images(root), []))
+        return _undivided(_labelled(root, _images(root), ()))
     chosen = next(name for name in SPLITS[split] if name in parts)
     # A class may lack images in one part, so that all parts together say which classes there are.
-    others = [_walk(root / name)[0] for name in parts if name != chosen]
-    return _labelled(root / chosen, _images(root / chosen), [image for other in others for image in other])
+    others = [_walk(root / name)[0].tops for name in parts if name != chosen]
+    return _labelled(root / chosen, _images(root / chosen), set[str]().union(*others))
 
 
 def _undivided(images: FileImages) -> FileImages:
@@ -109,19 +111,23 @@ def _listed(file: Path, rows: list[list[str]]) -> FileImages:
     return FileImages(files, names, [index[text] for text in texts], classes)
 
 
-def _labelled(root: Path, images: list[Split], elsewhere: list[Split]) -> FileImages:
-    files = [str(root.joinpath(*parts)) for parts in images]
-    names = [printable(Path(*parts)) for parts in images]
-    tops = sorted({parts[0] for parts in (*images, *elsewhere) if len(parts) > 1})
-    if len(tops) < 2 or any(len(parts) == 1 for parts in images):
+def _labelled(root: Path, found: SortedPaths, elsewhere: Collection[str]) -> FileImages:
+    names = found.names()
+    known, files = {*found.tops, *elsewhere}, names.below(str(root))
+    if len(known) < 2 or found.flat:
         return FileImages(files, names)
-    index = {top: i for i, top in enumerate(tops)}
-    return FileImages(files, names, [index[parts[0]] for parts in images], [printable(Path(top)) for top in tops])
+    return FileImages(files, names, *labels_by_folder(map(names.top, range(len(names))), known))
 
 
-def _images(root: Path) -> list[Split]:
+def labels_by_folder(tops: Iterable[str], known: Collection[str]) -> tuple[list[int], list[str]]:
+    """Labels and classes, by the sub-folder that each image lies in."""
+    index = {top: i for i, top in enumerate(sorted(known))}
+    return [index[top] for top in tops], [printable(Path(top)) for top in index]
+
+
+def _images(root: Path) -> SortedPaths:
     images, others = _walk(root)
-    if not images:
+    if not (images.flat or images.tops):
         seen = ", ".join(f"{count} x {kind or 'no extension'}" for kind, count in others.most_common(5))
         raise NoImagesError(
             f"there are no images in {printable(root)}",
@@ -132,13 +138,13 @@ def _images(root: Path) -> list[Split]:
     return images
 
 
-def _walk(root: Path) -> tuple[list[Split], Counter[str]]:
-    """The images below `root`, sorted, and how many files of other kinds there are.
+def _walk(root: Path) -> tuple[SortedPaths, Counter[str]]:
+    """The images below `root`, and how many files of other kinds there are.
 
     Links to folders are followed after all real folders, and no folder is entered twice, nor one that `root` lies in:
     links in a circle end, and an image found by two ways counts once, under its real name.
     """
-    images: list[Split] = []
+    images = SortedPaths()
     others: Counter[str] = Counter()
     entered = {_identity(parent) for parent in root.resolve().parents}
     waiting: deque[tuple[Path, Split]] = deque([(root, ())])
@@ -147,17 +153,20 @@ def _walk(root: Path) -> tuple[list[Split], Counter[str]]:
         if (identity := _identity(folder)) in entered:
             continue
         entered.add(identity)
+        folders = list[os.DirEntry[str]]()
         for entry in _entries(folder):
-            parts = (*above, entry.name)
-            if entry.name.startswith(".") or entry.name == "__MACOSX":
+            if is_hidden(entry.name):
                 continue
             if _is_folder(entry):
-                (waiting.append if entry.is_symlink() else waiting.appendleft)((Path(entry.path), parts))
+                folders.append(entry)
             elif (kind := Path(entry.name).suffix.lower()) in EXTENSIONS:
-                images.append(parts)
+                images.add((*above, entry.name))
             else:
                 others[printable(Path(kind)) if kind else ""] += 1
-    return sorted(images), others
+        for entry in sorted(folders, key=lambda entry: entry.name):
+            later = waiting.append if entry.is_symlink() else waiting.appendleft
+            later((Path(entry.path), (*above, entry.name)))
+    return images, others
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
@@ -172,10 +181,16 @@ def _identity(folder: Path) -> tuple[int, int]:
     return status.st_dev, status.st_ino
 
 
-def _entries(folder: Path) -> list[os.DirEntry[str]]:
+def is_hidden(name: str) -> bool:
+    """Whether this is of no interest to people: what systems leave beside their files."""
+    return name.startswith(".") or name == "__MACOSX"
+
+
+def _entries(folder: Path) -> Iterator[os.DirEntry[str]]:
+    """One at a time: there may be millions."""
     try:
         with os.scandir(folder) as entries:
-            return sorted(entries, key=lambda entry: entry.name)
+            yield from entries
     except OSError as error:
         raise NoImagesError(
             f"cannot open the folder {printable(folder)}",

@@ -17,6 +17,8 @@ import torch
 
 from ..errors import BadImageError, ImagesChangedError
 from .images import MAX_PIXELS
+from .names import update_with_names
+from .records import RecordImages
 from .sources import ArrayImages, FileImages, Images
 
 SHORT = 8  # bytes that tell a few million images apart
@@ -26,12 +28,14 @@ _WAVE = 512  # images hashed at a time: all at once would be a task in memory fo
 def identity(images: Images, progress: Callable[[int, int], None] | None = None) -> str:
     """A hash of names, labels, classes and the content of every image: another one if any of them is another.
 
-    Content is the bytes of a file, the pixels of an array, and of other data sets the decoded pixels. Paths and times
-    do not count, so that the same images have the same identity in another place. What is too large to be read is
-    decided by a limit, so another limit than the usual one is another identity.
+    Content is the bytes of a file, or of a record in one, the pixels of an array, and of other data sets the decoded
+    pixels. Paths and times do not count, so that the same images have the same identity in another place. What is too
+    large to be read is decided by a limit, so another limit than the usual one is another identity.
     """
     limit = [] if images.max_pixels == MAX_PIXELS else [images.max_pixels]
-    total = hashlib.sha256(json.dumps([images.names, images.labels, images.classes, *limit]).encode())
+    total = hashlib.sha256(b"[")
+    update_with_names(total, images.names)
+    total.update(f", {json.dumps([images.labels, images.classes, *limit])[1:]}".encode())
     known = bytearray()
     for done, each in enumerate(_digests(images, range(len(images))), 1):
         total.update(each)
@@ -88,15 +92,19 @@ def stamps(images: Images, numbers: Sequence[int] | None = None) -> str:
     Time of the last change of a file cannot be set, unlike that of the last writing. Nothing is known of images that
     are no files; they do not change by themselves.
     """
-    total = hashlib.sha256()
+    total, shards = hashlib.sha256(), dict[tuple[int, int], RecordImages]()
     for number in range(len(images)) if numbers is None else numbers:
         inner, place = images.origin(number)
+        if isinstance(inner, RecordImages):
+            shards[id(inner), inner.shard(place)] = inner
         if isinstance(inner, FileImages):
             try:
                 found = os.stat(inner.files[place])  # noqa: PTH116 - a Path for each would take longer than this
                 total.update(f"{found.st_ino} {found.st_size} {found.st_mtime_ns} {found.st_ctime_ns}\n".encode())
             except OSError as error:
                 total.update(f"{error.errno}\n".encode())
+    for (_, shard), inner in shards.items():
+        total.update(f"{inner.stamp(shard)}\n".encode())
     return total.hexdigest()
 
 
@@ -119,6 +127,8 @@ def _content(images: Images, number: int) -> bytes:
     try:
         if isinstance(images, FileImages):
             return _of_file(Path(images.files[number]))
+        if isinstance(images, RecordImages):
+            return images.sha256(number)
         if isinstance(images, ArrayImages):
             pixels = images.pixels[number]
             return hashlib.sha256(repr(pixels.shape).encode() + pixels.tobytes()).digest()

@@ -10,8 +10,10 @@ from torch.utils.data import Dataset
 
 from ..errors import ConfigError, NoImagesError
 from .folders import SPLITS, open_folder, open_list
+from .hugging_face import is_dataset, is_saved, open_dataset, open_saved
 from .images import EXTENSIONS, MAX_PIXELS, printable
 from .named import BUNDLED, open_arrays, open_named
+from .sharded import KINDS, is_sharded, open_folder_of_shards, open_sharded
 from .sources import DatasetImages, Images
 
 _LISTS = (".txt", ".csv")
@@ -19,6 +21,9 @@ _LISTS = (".txt", ".csv")
 
 def open_images(where: str | Path | Dataset[Any], *, split: str = "train", max_pixels: int = MAX_PIXELS) -> Images:
     """Images from a folder, a list file (.txt, .csv), an array file (.npz), a data set's name, or a PyTorch data set.
+
+    Also from shards (.tar, .parquet): a folder of them, a file, names in braces (`photos-{000..019}.tar`), URLs of what
+    fsspec opens (`s3://...`); and from data sets of Hugging Face, saved ones or objects.
 
     split: "train", "test" or "val", where the source is divided; otherwise every split is all of it. "test" and "val"
     stand in for each other. A folder or file that exists goes before a data set of that name.
@@ -36,6 +41,8 @@ def open_images(where: str | Path | Dataset[Any], *, split: str = "train", max_p
 
 
 def _open(where: str | Path | Dataset[Any], split: str) -> Images:
+    if is_dataset(where):
+        return open_dataset(where)
     if isinstance(where, Dataset):
         return DatasetImages(where)
     if not isinstance(where, str | Path):
@@ -46,19 +53,23 @@ def _open(where: str | Path | Dataset[Any], split: str) -> Images:
         return open_named(str(where), split)
     path = Path(os.path.expanduser(where))  # noqa: PTH111  # Path.expanduser raises where there is no such user
     kind = path.suffix.lower()
+    if is_sharded(str(where)) and not os.path.isdir(path):  # noqa: PTH112  # which raises on those, too
+        return open_sharded(str(where))
     if not os.path.exists(path):  # noqa: PTH110  # Path.exists raises on names that no path can have
         if isinstance(where, str) and _is_name(where):
             return open_named(where, split)
         raise NoImagesError(f"{printable(path)} does not exist", expected="a folder or a file", todo="check the path")
     if path.is_dir():
-        return open_folder(path, split)
+        if is_saved(path):
+            return open_saved(path, split)
+        return open_folder_of_shards(path, split) or open_folder(path, split)
     if kind in _LISTS:
         return open_list(path, split)
     if kind == ".npz":
         return open_arrays(path, split)
     raise NoImagesError(
         f"cannot read images from the file {printable(path)}",
-        expected=f"a folder, a list file ({', '.join(_LISTS)}) or an array file (.npz)",
+        expected=f"a folder, a list file ({', '.join(_LISTS)}), an array file (.npz) or shards ({', '.join(KINDS)})",
         found="a single image" if kind in EXTENSIONS else f"a file {kind or 'without an extension'}",
         todo="give the folder that contains it, or a list file that names it" if kind in EXTENSIONS else None,
     )

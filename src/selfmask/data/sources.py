@@ -36,8 +36,8 @@ class Images(Dataset[Tensor]):
     max_pixels = MAX_PIXELS
     hashes: bytes | None = None
 
-    def __init__(self, names: list[str], labels: list[int] | None = None, classes: list[str] | None = None) -> None:
-        if not names:
+    def __init__(self, names: Sequence[str], labels: list[int] | None = None, classes: list[str] | None = None) -> None:
+        if not len(names):
             raise NoImagesError("the data set is empty", expected="at least one image")
         self.names, self.labels, self.classes = names, labels, classes
 
@@ -60,7 +60,11 @@ class FileImages(Images):
     """Image files."""
 
     def __init__(
-        self, files: list[str], names: list[str], labels: list[int] | None = None, classes: list[str] | None = None
+        self,
+        files: Sequence[str],
+        names: Sequence[str],
+        labels: list[int] | None = None,
+        classes: list[str] | None = None,
     ) -> None:
         super().__init__(names, labels, classes)
         self.files = files

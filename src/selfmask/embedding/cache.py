@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
 import json
-import os
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
@@ -14,15 +12,17 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from ..data.caches import cache_folder, drop_oldest, used_now
 from ..errors import FeaturesWriteError, MaskFileError
-from ..files import remove_temporaries, write_atomically
+from ..files import write_atomically
 from ..maskfile import open_container
 from ..maskfile.container import container_bytes
+
+__all__ = ["FeatureCache", "Vectors", "cache_folder", "key_of"]
 
 LIMIT = 10 << 30  # bytes in the folder; beyond, what was not used for the longest time goes
 _FORMAT = 2  # of the entries, and of what they are found by
 _ENDING = ".safetensors"
-_A_DAY = 86_400.0  # seconds; no entry takes that long to write
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,11 +31,6 @@ class Vectors:
 
     rows: Tensor
     kept: list[int]
-
-
-def cache_folder() -> Path:
-    """The environment variable SELFMASK_CACHE, or a folder in the user's cache."""
-    return Path(os.environ.get("SELFMASK_CACHE") or "~/.cache/selfmask/features").expanduser()
 
 
 class FeatureCache:
@@ -58,8 +53,7 @@ class FeatureCache:
                 tensors = file.read(hashed="")
         except MaskFileError:
             return None
-        with contextlib.suppress(OSError):  # a folder that can only be read is of use, too
-            os.utime(path)  # used just now
+        used_now(path)
         return Vectors(tensors["rows"], tensors["kept"].tolist())
 
     def put(self, key: str, vectors: Vectors) -> None:
@@ -68,7 +62,7 @@ class FeatureCache:
             return
         try:
             write_atomically(self._path(key), data, FeaturesWriteError)
-            self._drop_oldest()
+            drop_oldest(self.folder, _ENDING, self.limit)
         except (FeaturesWriteError, OSError) as error:
             reason = error.found if isinstance(error, FeaturesWriteError) else error.strerror
             if self._say is not None:  # once is enough
@@ -77,20 +71,6 @@ class FeatureCache:
 
     def _path(self, key: str) -> Path:
         return self.folder / f"{key}{_ENDING}"
-
-    def _drop_oldest(self) -> None:
-        remove_temporaries(self.folder, age=_A_DAY)
-        entries = []
-        for path in self.folder.glob(f"*{_ENDING}"):
-            with contextlib.suppress(FileNotFoundError):  # another process drops, too
-                status = path.stat()
-                entries.append((status.st_mtime_ns, status.st_size, path))
-        total = sum(size for _, size, _ in entries)
-        for _, size, path in sorted(entries):
-            if total <= self.limit:
-                break
-            path.unlink(missing_ok=True)
-            total -= size
 
 
 def key_of(model: str, images: str) -> str:

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from .. import checked
 from ..data import Images
 from ..data.identity import digest, stamps
+from ..data.names import names_hash
 from ..data.npz import open_npz
 from ..errors import EvaluationError, FeaturesWriteError, ImagesChangedError, MissingExtraError, unwritable
 from ..files import RunFile, remove_temporaries, replacing
@@ -53,15 +54,17 @@ def write_features(
     workers: int | None = None,
     progress: Progress | None = None,
     say: Callable[[str], None] = print,
+    partial: Path | None = None,
 ) -> Written:
     """Embed all images into `path`, a .parquet or .npz file of names and vectors.
 
-    Finished parts go to `PATH.partial`; killed at any moment, the same call goes on after the last of them. The
-    file appears whole, at the end. `say` is told where an earlier run could be used, and where it could not.
+    Finished parts go to the folder `partial`, by default `PATH.partial`; killed at any moment, the same call goes on
+    after the last of them. The file appears whole, at the end. `say` is told where an earlier run could be used, and
+    where it could not.
     """
-    assemble = _format(path)
-    with _disk_errors(path), _held(path):
-        work = _Parts(path, embedder, images, batch_size, say)
+    assemble, partial = _format(path), partial or path.with_name(f"{path.name}.partial")
+    with _disk_errors(path), _held(partial, path):
+        work = _Parts(partial, embedder, images, batch_size, say)
         resumed = work.finished()
         if resumed:
             say(f"{resumed:,} of {len(images):,} images were embedded already: continuing with the rest")
@@ -77,40 +80,36 @@ def write_features(
             )
         names, bad = _outcome(work.parts, images)
         assemble(path, names, embedder, work.parts)
-        _clear(_folder(path))
+        _clear(partial)
     return Written(len(names), embedder.width, resumed, bad)
 
 
 # ---- parts --------------------------------------------------------------------------------------------------------
 
 
-def _folder(path: Path) -> Path:
-    return path.with_name(f"{path.name}.partial")
-
-
 @contextmanager
-def _held(path: Path) -> Iterator[None]:
+def _held(folder: Path, path: Path) -> Iterator[None]:
     """The folder of parts, which nobody else may write to, or clear."""
-    lock = Lock(_folder(path) / RunFile.LOCK, path, FeaturesWriteError)
+    lock = Lock(folder / RunFile.LOCK, path, FeaturesWriteError)
     try:
         yield
     finally:
         lock.close(remove=True)  # the folder goes with it, unless there is something else in it
         with suppress(OSError):
-            _folder(path).rmdir()
+            folder.rmdir()
 
 
 class _Parts:
     """The work of one run, in files of so many images each; where the content of these changed, it is made again."""
 
     def __init__(
-        self, path: Path, embedder: Embedder, images: Images, batch_size: int, say: Callable[[str], None]
+        self, folder: Path, embedder: Embedder, images: Images, batch_size: int, say: Callable[[str], None]
     ) -> None:
         self.embedder, self.images, self.batch_size, self._say = embedder, images, batch_size, say
         # Whole batches, so that a resumed run cuts the images into the same batches: outputs depend on them, slightly.
         images_a_part = min(_PART, _PART_BYTES // (4 * embedder.width))
         self.size = max(1, images_a_part // batch_size) * batch_size
-        folder, about = _folder(path), self._about()
+        about = self._about()
         text = json.dumps(about, indent=2)
         run = hashlib.sha256(text.encode()).hexdigest()[:12]
         self.parts = [folder / f"{run}-{number:06d}.npz" for number in range(-(-len(images) // self.size))]
@@ -123,11 +122,11 @@ class _Parts:
         with replacing(folder / f"{run}.json") as file:
             file.write(text.encode())
         self._stamps = [""] * len(self.parts)
-        self._contents = [""] * len(self.parts)
+        self._contents: list[str | None] = [None] * len(self.parts)
 
     def _about(self) -> dict[str, Any]:
         """What makes the vectors what they are, besides the content of images: work of another run is of no use."""
-        names = hashlib.sha256(json.dumps(self.images.names).encode()).hexdigest()
+        names = names_hash(self.images.names)
         model = self.embedder.fingerprint(self.embedder.variant)
         return {"model": model, "images": names, "max pixels": self.images.max_pixels, "batch size": self.batch_size}
 
@@ -140,13 +139,20 @@ class _Parts:
 
     def todo(self) -> list[int]:
         """The parts that are not there, or not of the images as they are now."""
-        for part in range(len(self.parts)):
+        todo = []
+        for part, path in enumerate(self.parts):
             # First the stamps, then the content: what changes in between has another stamp the next time.
             if (now := stamps(self.images, self._numbers(part))) != self._stamps[part]:
-                self._stamps[part], self._contents[part] = now, digest(self.images, self._numbers(part))
-        return [
-            part for part, path in enumerate(self.parts) if _content(path, self._numbers(part)) != self._contents[part]
-        ]
+                self._stamps[part], self._contents[part] = now, None
+            if (kept := _content(path, self._numbers(part))) is None or kept != self._now(part):
+                todo.append(part)
+        return todo
+
+    def _now(self, part: int) -> str:
+        """The content of the images of a part; asked as late as can be, since all of them are read for it."""
+        if (content := self._contents[part]) is None:
+            content = self._contents[part] = digest(self.images, self._numbers(part))
+        return content
 
     def _numbers(self, part: int) -> range:
         return range(part * self.size, min((part + 1) * self.size, len(self.images)))
@@ -172,8 +178,9 @@ class _Parts:
                         done += len(batch.indices) + len(batch.bad)
                         if progress is not None:
                             progress(done, len(self.images))
+                    content = self._now(part)
                     if stamps(self.images, self._numbers(part)) == self._stamps[part]:  # else: of which images?
-                        _write_part(self.parts[part], made, self._contents[part])
+                        _write_part(self.parts[part], made, content)
 
 
 def _stretches(numbers: list[int]) -> Iterator[tuple[int, int]]:
@@ -293,7 +300,7 @@ def _npz(path: Path, names: list[str], embedder: Embedder, parts: list[Path]) ->
     """
     shape = (len(names), *(embedder.shape or (embedder.width,)))
     header = {"descr": "<f4", "fortran_order": False, "shape": shape}
-    with _assembled(path) as file, zipfile.ZipFile(file, "w") as archive:
+    with _assembled(path, parts) as file, zipfile.ZipFile(file, "w") as archive:
         with _member(archive, "names") as member:
             np.lib.format.write_array(member, np.array(names, np.str_), allow_pickle=False)
         with _member(archive, "features" if embedder.shape else "vectors") as member:
@@ -319,7 +326,7 @@ def _parquet(path: Path, names: list[str], embedder: Embedder, parts: list[Path]
     column = "features" if embedder.shape else "vector"
     fields = [("name", pa.string()), (column, pa.list_(pa.float32(), width))]
     schema = pa.schema(fields, metadata=notes or None)
-    with _assembled(path) as file, pq.ParquetWriter(file, schema, use_dictionary=False) as writer:
+    with _assembled(path, parts) as file, pq.ParquetWriter(file, schema, use_dictionary=False) as writer:
         start = 0
         for vectors in _vectors(parts):
             own = pa.array(names[start : (start := start + len(vectors))], pa.string())
@@ -333,9 +340,9 @@ def _member(archive: zipfile.ZipFile, name: str) -> IO[bytes]:
 
 
 @contextmanager
-def _assembled(path: Path) -> Iterator[IO[bytes]]:
+def _assembled(path: Path, parts: list[Path]) -> Iterator[IO[bytes]]:
     """The finished file: made among the parts, then put in place in one step."""
-    with replacing(path, beside=_folder(path)) as file:
+    with replacing(path, beside=parts[0].parent) as file:
         yield file
 
 

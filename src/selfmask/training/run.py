@@ -192,7 +192,8 @@ def run(
         Trackers(config.track, place if folder else None) as trackers,
     ):
         same = Unchanged(images) if folder else None
-        store = decoded(images, size, max_bad, display, folder)
+        content = processes.from_main(lambda: same.content if same else None)
+        store = decoded(images, size, max_bad, display, folder, content, same.holds if same else None)
         held_out = recipe.held_out(len(store))
         batches = Steps(
             store,
@@ -291,11 +292,20 @@ def _length(current: Run, precision: Precision) -> int:
     return current.processes.from_main(measured)
 
 
-def decoded(images: Images, size: int, max_bad: float, display: Display, folder: RunFolder | None) -> ImageStore:
+def decoded(
+    images: Images,
+    size: int,
+    max_bad: float,
+    display: Display,
+    folder: RunFolder | None,
+    content: str | None,
+    holds: Callable[[], bool] | None,
+) -> ImageStore:
     """All images decoded, with a display of how far it is; what cannot be learned from is refused."""
     try:
         with display.decoding(len(images)) as progress:
-            store = ImageStore(images, side=_CACHE_SIDE * size, max_bad=max_bad, progress=progress)
+            side = _CACHE_SIDE * size
+            store = ImageStore(images, side=side, max_bad=max_bad, progress=progress, content=content, holds=holds)
     except TooManyBadImagesError as error:
         if folder is not None:
             folder.write_json(RunFile.BAD_IMAGES, dict(error.bad))
