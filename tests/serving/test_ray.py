@@ -23,7 +23,6 @@ def test_a_node_that_dies_takes_no_request_with_it_for_long() -> None:
     assert found["wrong"] == 0
     assert found["before"].keys() == {"right"}
     assert found["replicas_before"] == 2
-    assert found["stayed_on_their_replica"] > 0.8
     assert found["after"]["right"] > found["after"].get("500", 0)
     assert found["good_at_the_end"]
 
