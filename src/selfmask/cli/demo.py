@@ -15,7 +15,7 @@ BACKBONE, IMAGES = "selfmask/tiny", "selfmask/fashion"
 def demo(
     out: Annotated[Path, typer.Option(help="Run folder.")] = Path("runs/demo"),
     preset: Annotated[str, typer.Option(help="Settings to start from: fast, paper or reference.")] = "fast",
-    steps: Annotated[int, typer.Option(help="Number of steps.")] = 240,
+    steps: Annotated[int, typer.Option(help="Number of steps.")] = 960,
     seed: Annotated[int, typer.Option(help="Seed for all randomness.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
 ) -> None:
