@@ -7,6 +7,7 @@ matter for speed.
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import sys
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from selfmask import AdaptConfig, adapt
 from selfmask.data import SomeImages, open_images
 from selfmask.memory import keep_memory
 from selfmask.preprocessing import IMAGENET
+from selfmask.training.config import Precision
 
 from .common import Row, as_table, own_process, pairs
 from .first_recipe import FIRST, for_backbone
@@ -27,12 +29,12 @@ SIZE, IMAGES, STEPS, ROUNDS = 64, 500, 30, 3
 LIMIT = 1 / 1.5
 
 
-def side(which: str) -> Callable[[], object]:
+def side(which: str, precision: Precision = "float32") -> Callable[[], object]:
     keep_memory()  # as the command line does
     torch.manual_seed(0)
     model = timm.create_model("resnet50", num_classes=0)
-    # At first, a CPU computed in float32 whatever it could.
-    config = AdaptConfig.preset("fast") if which == "fast" else for_backbone(FIRST, model).changed(precision="float32")
+    first = for_backbone(FIRST, model).changed(precision=precision)
+    config = AdaptConfig.preset("fast") if which == "fast" else first
     config = config.changed(steps=STEPS, gate=False, track=(), size=SIZE)
     images = SomeImages(open_images("selfmask/fashion"), range(IMAGES))
 
@@ -43,7 +45,11 @@ def side(which: str) -> Callable[[], object]:
 
 
 def main() -> int:
-    with own_process(side, "fast") as ours, own_process(side, "first") as first:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    told = "what the first recipe computes with: at first, a CPU computed in float32 whatever it could"
+    parser.add_argument("--precision", choices=("float32", "auto"), default="float32", help=told)
+    precision = parser.parse_args().precision
+    with own_process(side, "fast") as ours, own_process(side, "first", precision) as first:
         measured = pairs(ours, first, ROUNDS)
     seen = STEPS * AdaptConfig.preset("fast").batch_size
     speeds = [f"{seen / statistics.median(each):.0f} images/s" for each in zip(*measured, strict=True)]

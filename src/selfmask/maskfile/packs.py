@@ -14,12 +14,11 @@ from ..errors import CorruptMaskFileError, MaskFileError
 from . import norm_codes
 from .base import Base, check_base, chosen_by, warn_of_base
 from .container import Container, Source, open_container
-from .extensions import NORM_CODES, is_known
 from .history import BitHistory, CodeHistory, Key
 from .manifest import VERSION, Manifest, hashed_words
 from .mask import Bits, PackedMask, weights_with_bits
 from .pack_words import BITS, BLOCK, FILE, FORMAT, HASHES, NORM, Entry, check_table, has_statistics, parse_words
-from .reader import OpenedMask, read_mask_file
+from .reader import OpenedMask, as_told, read_mask_file
 
 
 class OpenedPack:
@@ -105,26 +104,8 @@ class _Kind:
             raise CorruptMaskFileError("the masks have no statistics, or such that their base has not")
 
     def mask(self, manifest: Manifest, bits: Mapping[Key, Bits], norm: dict[str, Tensor]) -> PackedMask:
-        known = {name: each for name, each in manifest.extensions.items() if is_known(name, each)}
-        known.pop(NORM_CODES, None)
-        return PackedMask(
-            bits={name: bits[self.keys[name]] for name in self.sizes},
-            sizes=self.sizes,
-            shapes={name: entry.shape for name, entry in manifest.masks.items()},
-            config=manifest.config,
-            norm=norm,
-            fingerprint=manifest.fingerprint,
-            base_name=manifest.base_name,
-            preprocessing=manifest.preprocessing,
-            notes=manifest.notes,
-            norm_fingerprint=manifest.norm_fingerprint,
-            progress=manifest.progress,
-            base_fingerprint=manifest.base_fingerprint,
-            base_tensors=manifest.base_tensors,
-            tables_fingerprint=manifest.tables_fingerprint,
-            extensions=known,
-            chosen=self.chosen,
-        )
+        own = {name: bits[self.keys[name]] for name in self.sizes}
+        return as_told(manifest, own, self.sizes, norm, self.chosen)
 
 
 def keys_of(sizes: Mapping[str, int], chosen: Mapping[str, Bits]) -> dict[str, Key]:

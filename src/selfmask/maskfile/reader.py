@@ -22,7 +22,7 @@ from .extensions import CODES, NORM_CODES, PREFIX, is_known, owner
 from .fingerprint import Fingerprints, State
 from .layout import MASKS, SHARED, is_statistic, max_head, same_bits
 from .manifest import FORMAT, Manifest, hashed_words, parse_manifest
-from .mask import PackedMask, weights_with_bits
+from .mask import Bits, PackedMask, weights_with_bits
 
 
 class OpenedMask:
@@ -127,14 +127,32 @@ def read_mask_file(
     bits = codecs.decode((coded, shared), sizes, weights, members, fingerprints.known(whole))
     if reference is not None:
         bits = {name: same_bits(same, reference.bits[name], sizes[name]) for name, same in bits.items()}
-    mask = PackedMask(
+    head = {key.removeprefix("head."): value.clone() for key, value in tensors.items() if key.startswith("head.")}
+    mask = as_told(manifest, bits, sizes, _statistics(tensors, buffers), chosen, head)
+    _check_mask(mask, manifest)
+    warn_of_base(manifest, state, fingerprints)
+    return mask
+
+
+def as_told(
+    manifest: Manifest,
+    bits: Mapping[str, Bits],
+    sizes: dict[str, int],
+    norm: dict[str, Tensor],
+    chosen: dict[str, Bits],
+    head: dict[str, Tensor] | None = None,
+) -> PackedMask:
+    """The mask of these bits and statistics, and all that its manifest tells of it."""
+    extensions = {name: each for name, each in manifest.extensions.items() if is_known(name, each)}
+    extensions.pop(NORM_CODES, None)  # how the statistics were stored
+    return PackedMask(
         bits={name: bits[name] for name in sizes},
         sizes=sizes,
         shapes={name: entry.shape for name, entry in manifest.masks.items()},
         config=manifest.config,
-        norm=_statistics(tensors, buffers),
+        norm=norm,
         fingerprint=manifest.fingerprint,
-        head={key.removeprefix("head."): value.clone() for key, value in tensors.items() if key.startswith("head.")},
+        head=head or {},
         base_name=manifest.base_name,
         preprocessing=manifest.preprocessing,
         notes=manifest.notes,
@@ -143,14 +161,9 @@ def read_mask_file(
         base_fingerprint=manifest.base_fingerprint,
         base_tensors=manifest.base_tensors,
         tables_fingerprint=manifest.tables_fingerprint,
-        extensions={
-            name: each for name, each in manifest.extensions.items() if is_known(name, each) and name != NORM_CODES
-        },
+        extensions=extensions,
         chosen=chosen,
     )
-    _check_mask(mask, manifest)
-    warn_of_base(manifest, state, fingerprints)
-    return mask
 
 
 def inspect_mask_file(source: MaskSource) -> tuple[Manifest, dict[str, int]]:
