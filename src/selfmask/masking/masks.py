@@ -25,6 +25,7 @@ from .norms import Anchor, norm_buffers, norm_layers, saved_statistics, set_norm
 from .rules import write_mask
 from .scores import choose_fraction, initial_scores
 from .selection import tied_names
+from .tracing import Originals
 
 DEFAULT = "default"
 
@@ -61,6 +62,7 @@ class Masks(nn.Module):
         self._members = Members()
         self._converted = False  # to another type, since it was masked
         self._effective = EffectiveWeights()
+        self._originals = Originals()
 
     # ---- what is masked, and by which mask -------------------------------------------------------------------
 
@@ -175,9 +177,14 @@ class Masks(nn.Module):
         tensors = (*statistics.values(), *norm_buffers(self.base).values())
         key = self._converted, [(tensor.data_ptr(), tensor._version) for tensor in tensors]
         if self._rounded[0] != key:
-            with torch.inference_mode(False), torch.no_grad():
-                self._rounded = key, statistics | self._as_in_files(statistics)
+            self._rounded = key, self._rounded_statistics(active)
         return self._rounded[1]
+
+    def _rounded_statistics(self, active: str) -> dict[str, Tensor]:
+        """The same, computed anew."""
+        statistics = self._statistics(active)
+        with torch.inference_mode(False), torch.no_grad():
+            return statistics | (self._as_in_files(statistics) if active == self._trained else {})
 
     def _as_in_files(self, statistics: dict[str, Tensor]) -> dict[str, Tensor]:
         """Means and variances, rounded; on a base that was converted, files have them as they are."""
@@ -254,6 +261,11 @@ class Masks(nn.Module):
 
     # ---- being an ordinary module ---------------------------------------------------------------------------
 
+    def named_modules(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Module]]:
+        if not torch.compiler.is_compiling():
+            self._originals.note(self)
+        yield from super().named_modules(*args, **kwargs)
+
     @exclusive
     def train(self, mode: bool = True) -> Self:
         super().train(mode)
@@ -311,7 +323,8 @@ class Masks(nn.Module):
         # Graphs can be neither copied nor sent to another process; they are made anew on the next call.
         digests = self._fingerprints.known(self._hashed())
         own = {name: value for name, value in self.__dict__.items() if name != "lock"}
-        return own | {"_effective": EffectiveWeights(), "_rounded": (None, {}), "_fingerprints": digests}
+        empty = {"_effective": EffectiveWeights(), "_rounded": (None, {}), "_originals": Originals()}
+        return own | empty | {"_fingerprints": digests}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state | {"_fingerprints": Fingerprints()})  # type: ignore[no-untyped-call]

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from functools import cache, partial, wraps
+from functools import cache, partial
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from ..errors import ConfigError, ExportError
+from ..errors import ConfigError
 from ..maskfile import MaskSource
 from ..preprocessing import of_file
+from .calls import call_with
 from .config import MaskConfig
 from .direct import base_meant, unwatch
 from .effective import unpack_mask_
@@ -25,6 +26,7 @@ from .members import member_key
 from .norms import can_be_anchored, momentum_of, norm_buffers, norm_layers
 from .selection import select_parameters
 from .storing import StoredMasks
+from .tracing import keep_from_compiler
 from .views import view_of
 
 
@@ -121,9 +123,8 @@ class MaskedModel(StoredMasks):
                 expected=f"a method of {type(self.base).__name__}",
                 todo="timm's networks have forward_features, forward_head and forward_intermediates",
             )
-        named = {f"base.{name}": value for name, value in self._replacements().items()}
         with base_meant():
-            return functional_call(_Method(self.base, method), named, args, kwargs, tie_weights=False)
+            return call_with(self._replacements(), self.base, method, args, kwargs)
 
     def forward_features(self, *args: Any, **kwargs: Any) -> Any:
         """The base's features before pooling, as timm's networks give them: maps [B, C, H, W] or tokens [B, N, C]."""
@@ -141,10 +142,14 @@ class MaskedModel(StoredMasks):
         """What the base gets instead of its own tensors for one call: effective weights and statistics."""
         active = self.active_mask
         own = active is not None and active == self._trained
-        statistics = {}
-        if active is not None:
-            statistics = (self._statistics if self.training else self._kept_statistics)(self._known(active))
+        weights, statistics = dict[str, Tensor](), dict[str, Tensor]()
+        if active is not None and torch.compiler.is_exporting():
+            weights, statistics = self._originals.call(self, "_finished", self._known(active))
+        elif active is not None:
+            weights = self._effective_weights(self._known(active))
+            statistics = {} if self.training else self._kept_statistics(active)
         if self.training:
+            statistics = {} if active is None else self._statistics(active)
             self._rounded = None, {}  # layers write to them, and leave no trace of it
         if self.training and not (own and self._anchor is None):
             # Batch statistics may be used in train mode, but neither the base nor a loaded mask may change; and what
@@ -152,7 +157,7 @@ class MaskedModel(StoredMasks):
             statistics = {name: value.clone() for name, value in (norm_buffers(self.base) | statistics).items()}
             if own and self._anchor is not None:
                 statistics |= self._anchor.in_training(self.base)
-        return statistics if active is None else {**self._effective_weights(active), **statistics}
+        return {**weights, **statistics}
 
     def _effective_weights(self, active: str) -> dict[str, Tensor]:
         """W * M / alpha for every masked tensor, under all its names."""
@@ -165,8 +170,13 @@ class MaskedModel(StoredMasks):
         outputs = self._effective.of(key, weights, tracked, self._writer(active), self.config.detach_alpha)
         return self._by_all_names(active, outputs)
 
+    def _finished(self, active: str) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Weights and statistics in eval mode, for a program: nothing is kept for later calls."""
+        with torch.inference_mode(False), torch.no_grad():
+            return self._expanded(active), self._rounded_statistics(active)
+
     def _expanded(self, active: str) -> dict[str, Tensor]:
-        """The same in memory of its own, which nobody will write to."""
+        """The effective weights in memory of their own, which nobody will write to."""
         weights = self._weights(self._tied[active])
         blank = {name: torch.empty_like(weight) for name, weight in weights.items()}
         self._writer(active)(weights, blank)
@@ -292,36 +302,7 @@ class MaskedModel(StoredMasks):
             self.train(was_training)
 
 
-class _Method(nn.Module):
-    """A method of a base, where a module is wanted."""
-
-    def __init__(self, base: nn.Module, method: str) -> None:
-        super().__init__()
-        self.base, self.method = base, method
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return getattr(self.base, self.method)(*args, **kwargs)
-
-
 @cache
 def _keep_from_compiler() -> None:
-    """What decides which tensors the base gets is not compiled; the base is.
-
-    Before there is a masked model, not on import: asking for it loads the compiler, which takes as long as torch.
-    """
-    for name, recursive in (("forward", False), ("call", False), ("_replacements", True)):
-        kept = torch.compiler.disable(getattr(MaskedModel, name), recursive)  # type: ignore[no-untyped-call]
-        setattr(MaskedModel, name, kept if recursive else _not_exported(kept))
-
-
-def _not_exported(method: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(method)
-    def run(*args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_exporting():
-            raise ExportError(
-                "a masked model cannot be exported as it is, because it computes its weights when it is called",
-                todo="export the base with the mask in place: torch.export.export(masked.view(), ...)",
-            )
-        return method(*args, **kwargs)
-
-    return run
+    """Before there is a masked model, not on import: asking for it loads the compiler, which takes as long as torch."""
+    keep_from_compiler(MaskedModel)
