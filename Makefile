@@ -52,7 +52,7 @@ format: .venv/ready-dev
 
 .venv/ready-dev: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev,clip,lora,parquet,streams,launch,export,heic,serve,search,ray,tensorboard,docs,bench]'
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev,clip,lora,parquet,streams,launch,export,heic,video,serve,search,ray,tensorboard,docs,bench]'
 	touch $@ .venv/ready
 
 clean:

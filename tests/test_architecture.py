@@ -29,6 +29,7 @@ LATE = {  # what may be imported inside a function: extras, plotting, the hub, a
     "onnxruntime",
     "faiss",
     "pillow_heif",
+    "av",
     "matplotlib.figure",
     "torchvision.datasets",
     "report.page",
@@ -79,7 +80,7 @@ def loaded_by(module: str) -> list[str]:
         ),
         (
             "selfmask.commands.adapt",
-            128,
+            129,
             {*COMPILER, "timm", "sklearn", "matplotlib", "peft", "transformers", "selfmask.cascade"},
         ),
     ],

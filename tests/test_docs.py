@@ -26,6 +26,7 @@ from selfmask.cli.check import DRIFTED
 from .cli.inside import Done, selfmask
 from .cli.test_adapt import save_clothes
 from .commands.test_many_masks import save as save_mask
+from .data.movies import write as write_movie
 from .data.shards import shards
 
 ROOT = Path(__file__).parents[1]
@@ -46,7 +47,7 @@ ELSEWHERE = (  # run by other tests: thousands of images, and the hub (tests/hub
 def commands(page: Path) -> list[str]:
     """Indented lines that call one of our programs, without their comments."""
     lines = re.findall(r"^    ((?:make|selfmask|torchrun|python) .*)$", page.read_text(), flags=re.MULTILINE)
-    return [line.partition("#")[0].strip() for line in lines]
+    return [re.split(r"\s#", line)[0].strip() for line in lines]
 
 
 def smaller(text: str) -> str:
@@ -72,6 +73,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for seed, name in enumerate(("birds", "bats", "bees")):
         save_mask(folder / "masks" / f"{name}.smn", seed)
     shards(folder / "shards")
+    write_movie(folder / "movie.mp4")
     shutil.copy(next((folder / "photos").rglob("*.png")), folder / "photo.jpg")
     for name in ("keys", "admin"):
         (folder / f"{name}.txt").write_text(f"{name}-of-a-server-of-tests\n")

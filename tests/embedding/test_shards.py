@@ -9,12 +9,15 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 
+from selfmask.data import Images, open_images, places
+from selfmask.data.recent import Recent
 from selfmask.embedding import features
 from selfmask.embedding.features import write_features
 from selfmask.embedding.shards import MANIFEST, Sharded, Shards, write_shards
-from selfmask.errors import ConfigError, RunExistsError, RunMismatchError
+from selfmask.errors import ConfigError, DataUnavailableError, RunExistsError, RunMismatchError
 
 from ..cli.inside import selfmask
+from ..data.shards import serving
 from ..data.shards import shards as tars
 from .samples import embedder, pictures
 from .test_features import Numbered, read
@@ -25,7 +28,7 @@ def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(features, "_PART", 16)
 
 
-def write(folder: Path, which: str, images: Numbered | None = None, *, resume: bool = False) -> Sharded:
+def write(folder: Path, which: str, images: Images | None = None, *, resume: bool = False) -> Sharded:
     return write_shards(
         folder,
         Shards.named(which),
@@ -135,3 +138,26 @@ def test_the_command_embeds_tars_in_shards(tmp_path: Path) -> None:
     assert ds.dataset(out, format="parquet").to_table().equals(pq.read_table(tmp_path / "one.parquet"))
     assert "a folder" in selfmask(*words[:4], tmp_path / "v.npz", "--shard", "1/2").stderr
     assert "--resume is for shards" in selfmask(*words, "--resume").stderr
+
+
+@pytest.mark.parametrize("trouble", ["half", "403"])
+def test_a_server_that_is_lost_half_way_loses_nothing_that_is_finished(
+    tmp_path: Path, trouble: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(places, "_WAITS", (0.01,))
+    monkeypatch.setattr(places, "_BLOCK", 4096)
+    monkeypatch.setattr(features, "_PART", 8)
+    monkeypatch.setenv("SELFMASK_CACHE", str(tmp_path / "cache"))
+    with serving(tars(tmp_path / "s", 3)) as server:
+        where = f"{server.url}/photos-{{000..002}}.tar"
+        write(tmp_path / "whole", "all/2", open_images(where))
+        monkeypatch.setattr(places, "_KEPT", Recent(0, len))  # as in a new process
+        images = open_images(where)
+        server.trouble["photos-002.tar"] = [trouble]
+        with pytest.raises(DataUnavailableError, match=r"cannot read http.*photos-002.tar"):
+            write(tmp_path / "cut", "all/2", images)
+        server.trouble.clear()
+        done = write(tmp_path / "cut", "all/2", open_images(where), resume=True)
+        assert (done.kept, done.finished) == ([1], True)
+    for name in ("00001-of-00002.parquet", "00002-of-00002.parquet", MANIFEST):
+        assert (tmp_path / "cut" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()

@@ -31,6 +31,11 @@ class Combination(StrEnum):
     unconditional = "unconditional"
 
 
+class Precision(StrEnum):
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+
+
 class Scale(StrEnum):
     whiten = "whiten"
     none = "none"
@@ -74,7 +79,7 @@ def embed(
     images: Annotated[
         str,
         typer.Argument(
-            help="A folder, a list file, an .npz file, shards (.tar, .parquet, also URLs) or the name of a data set.",
+            help="A folder, a list file, an .npz file, shards (.tar, .parquet, also URLs), videos or a data set.",
             show_default=False,
         ),
     ],
@@ -116,6 +121,10 @@ def embed(
     backbone: UseBackbone = None,
     weights: UseWeights = None,
     size: UseSize = None,
+    precision: Annotated[
+        Precision, typer.Option(help="What the backbone computes with; vectors are float32 in any case.")
+    ] = Precision.float32,
+    compiled: Annotated[bool, typer.Option("--compile", help="Compile the backbone with torch.compile.")] = False,
     shard: Annotated[
         str | None,
         typer.Option(
@@ -166,6 +175,7 @@ def embed(
     power_named("auto" if whiten is None else whiten)  # a wrong one is said before the work
     what = brought_here(what, console)
     embedder = load_embedder(what, backbone=backbone, weights=weights, size=size, may_use=may_use)
+    embedder = dataclasses.replace(embedder, precision=precision.value, compile=compiled)
     if isinstance(cascade := embedder.model, Cascade):
         cascade.scale = cascade.scale if scale is None else scale.value
         embedder = dataclasses.replace(embedder, variant=combination.value)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from ..data import Images, SomeImages
 from ..data.images import MAX_PIXELS
 from ..data.partition import LearnedSplit, open_to_learn
 from ..data.seen import write_seen
+from ..data.splits import first_by_hash
 from ..data.views import ViewsConfig
 from ..embedding.embedder import Embedder, MaskVariants, TunedVariants
 from ..errors import ConfigError
@@ -211,8 +212,12 @@ class Adaptation(Recipe):
         """Of the frozen backbone, as files of other methods than masks keep it."""
         return Fingerprints().of(state_of(self.model).stored)
 
-    def held_out(self, count: int) -> list[int]:
-        return held_out(count, self.config)
+    def held_out(self, names: Sequence[str], by_name: bool) -> list[int]:
+        count = held_count(len(names), self.config)
+        if by_name:
+            return first_by_hash(names, count, derive(self.config.seed, "held out"))
+        order = torch.randperm(len(names), generator=generator(self.config.seed, "held out"))
+        return sorted(order[:count].tolist())
 
     def objective(self, run: Run) -> Objective:
         model = _beside(run.learner)
@@ -356,11 +361,9 @@ class Adaptation(Recipe):
         return {"bytes": write_tuned(folder / RunFile.TUNED, learner, None, about), "base_bytes": base_bytes}
 
 
-def held_out(count: int, config: AdaptConfig) -> list[int]:
-    """Numbers of the images, of so many, that the gate looks at and nothing is trained on."""
-    held = max(2, min(_HELD_OUT, count // 5)) if config.gate else 0
-    order = torch.randperm(count, generator=generator(config.seed, "held out"))
-    return sorted(order[:held].tolist())
+def held_count(count: int, config: AdaptConfig) -> int:
+    """How many images, of so many, the gate looks at and nothing is trained on."""
+    return max(2, min(_HELD_OUT, count // 5)) if config.gate else 0
 
 
 def _beside(learner: Learner) -> Beside:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import os
 from collections import Counter, deque
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from .. import checked
@@ -21,19 +21,19 @@ Split = tuple[str, ...]  # a path below a folder: ("cats", "young", "1.jpg")
 SPLITS = {"train": ("train",), "test": ("test", "val"), "val": ("val", "test")}
 
 
-def open_folder(root: Path, split: str) -> FileImages:
-    """All images below `root`, sorted by path.
+def open_folder(root: Path, split: str, endings: Sequence[str] = EXTENSIONS) -> FileImages:
+    """All images below `root`, that is, files with these endings, sorted by path.
 
     With sub-folders `train` and `test` (or `val`), those of the one that `split` picks. If every image lies in a
     sub-folder, and there are two such sub-folders or more, they are the classes.
     """
     parts = [name for name in SPLITS if (root / name).is_dir()]
     if "train" not in parts or len(parts) == 1:
-        return _undivided(_labelled(root, _images(root), ()))
+        return _undivided(_labelled(root, _images(root, endings), ()))
     chosen = next(name for name in SPLITS[split] if name in parts)
     # A class may lack images in one part, so that all parts together say which classes there are.
-    others = [_walk(root / name)[0].tops for name in parts if name != chosen]
-    return _labelled(root / chosen, _images(root / chosen), set[str]().union(*others))
+    others = [_walk(root / name, endings)[0].tops for name in parts if name != chosen]
+    return _labelled(root / chosen, _images(root / chosen, endings), set[str]().union(*others))
 
 
 def _undivided(images: FileImages) -> FileImages:
@@ -125,20 +125,20 @@ def labels_by_folder(tops: Iterable[str], known: Collection[str]) -> tuple[list[
     return [index[top] for top in tops], [printable(Path(top)) for top in index]
 
 
-def _images(root: Path) -> SortedPaths:
-    images, others = _walk(root)
+def _images(root: Path, endings: Sequence[str]) -> SortedPaths:
+    images, others = _walk(root, endings)
     if not (images.flat or images.tops):
         seen = ", ".join(f"{count} x {kind or 'no extension'}" for kind, count in others.most_common(5))
         raise NoImagesError(
             f"there are no images in {printable(root)}",
-            expected=f"files ending in {' '.join(EXTENSIONS)}",
+            expected=f"files ending in {' '.join(endings)}",
             found=f"only other files: {seen}" if others else "no files at all",
             todo="give the folder that contains the images, or convert them first",
         )
     return images
 
 
-def _walk(root: Path) -> tuple[SortedPaths, Counter[str]]:
+def _walk(root: Path, endings: Sequence[str]) -> tuple[SortedPaths, Counter[str]]:
     """The images below `root`, and how many files of other kinds there are.
 
     Links to folders are followed after all real folders, and no folder is entered twice, nor one that `root` lies in:
@@ -159,7 +159,7 @@ def _walk(root: Path) -> tuple[SortedPaths, Counter[str]]:
                 continue
             if _is_folder(entry):
                 folders.append(entry)
-            elif (kind := Path(entry.name).suffix.lower()) in EXTENSIONS:
+            elif (kind := Path(entry.name).suffix.lower()) in endings:
                 images.add((*above, entry.name))
             else:
                 others[printable(Path(kind)) if kind else ""] += 1

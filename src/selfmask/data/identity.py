@@ -23,6 +23,7 @@ from .sources import ArrayImages, FileImages, Images
 
 SHORT = 8  # bytes that tell a few million images apart
 _WAVE = 512  # images hashed at a time: all at once would be a task in memory for each
+_TASK = 32  # images that a thread takes at once: small ones are hashed sooner than given to a thread
 
 
 def identity(images: Images, progress: Callable[[int, int], None] | None = None) -> str:
@@ -112,7 +113,10 @@ def _digests(images: Images, numbers: Sequence[int]) -> Iterator[bytes]:
     # hashlib and the system's file reads let go of the interpreter lock, so threads use all cores.
     with ThreadPoolExecutor(min(8, torch.get_num_threads())) as pool:
         for start in range(0, len(numbers), _WAVE):
-            yield from pool.map(lambda number: _content(images, number), numbers[start : start + _WAVE])
+            wave = numbers[start : start + _WAVE]
+            tasks = [wave[first : first + _TASK] for first in range(0, len(wave), _TASK)]
+            for found in pool.map(lambda task: [_content(images, number) for number in task], tasks):
+                yield from found
 
 
 def _of_file(path: Path) -> bytes:

@@ -13,34 +13,36 @@ from .places import LocalFile, Place, expanded, is_url, place_of
 from .records import RecordImages
 from .tables import open_parquet
 from .tars import open_tars
+from .videos import ENDINGS, open_videos
 
 _READERS: dict[str, Callable[[Sequence[Place], str | None], RecordImages]] = {
     ".tar": lambda shards, _: open_tars(shards),
     ".parquet": open_parquet,
 }
 KINDS = tuple(_READERS)
+_FILES = _READERS | dict.fromkeys(ENDINGS, open_videos)
 
 
 def is_sharded(where: str) -> bool:
     """Whether this is a file, a pattern in braces or a URL that is read here."""
-    return is_url(where) or _kind(_column(where)[0]) in _READERS
+    return is_url(where) or _kind(_column(where)[0]) in _FILES
 
 
 def open_sharded(where: str) -> RecordImages:
-    """The images of such files. After a `#` comes the column of a parquet file that has the images."""
+    """The images of such files. After a `#` comes the column of a parquet file that has them, or a rate of frames."""
     path, column = _column(where)
-    if (kind := _kind(path)) not in _READERS:
+    if (kind := _kind(path)) not in _FILES:
         raise NoImagesError(
             f"cannot read images from {where}",
-            expected=f"a URL ending in {' or '.join(KINDS)}",
+            expected=f"a URL ending in {' or '.join(KINDS)}, or of a video",
             todo="check the address",
         )
-    return _READERS[kind]([place_of(each) for each in expanded(path)], column)
+    return _FILES[kind]([place_of(each) for each in expanded(path)], column)
 
 
 def _column(where: str) -> tuple[str, str | None]:
     path, mark, column = where.rpartition("#")
-    return (path, column) if mark and _kind(path) == ".parquet" else (where, None)
+    return (path, column) if mark and _kind(path) in (".parquet", *ENDINGS) else (where, None)
 
 
 def open_folder_of_shards(root: Path, split: str) -> RecordImages | None:

@@ -28,6 +28,7 @@ class Images(Dataset[Tensor]):
     note: what a user should know of that, in a line.
     max_pixels: images with more pixels than this count as unreadable.
     hashes: short ones of the content of each, once somebody has asked for the identity.
+    own_names: whether names belong to the images, whatever else there is beside them; else they tell their places.
     """
 
     undivided = False
@@ -35,6 +36,7 @@ class Images(Dataset[Tensor]):
     note = ""
     max_pixels = MAX_PIXELS
     hashes: bytes | None = None
+    own_names = False
 
     def __init__(self, names: Sequence[str], labels: list[int] | None = None, classes: list[str] | None = None) -> None:
         if not len(names):
@@ -58,6 +60,8 @@ class Images(Dataset[Tensor]):
 
 class FileImages(Images):
     """Image files."""
+
+    own_names = True
 
     def __init__(
         self,
@@ -94,7 +98,7 @@ class SomeImages(Images):
         labels = None if images.labels is None else [images.labels[i] for i in numbers]
         super().__init__([images.names[i] for i in numbers], labels, images.classes)
         self.images, self.numbers = images, list(numbers)
-        self.max_pixels, self.note = images.max_pixels, images.note
+        self.max_pixels, self.note, self.own_names = images.max_pixels, images.note, images.own_names
 
     def load(self, i: int, *, near: int | None = None) -> Tensor:
         return self.images.load(self.numbers[i], near=near)
@@ -115,6 +119,7 @@ class JoinedImages(Images):
         super().__init__(names, labels, None if labels is None else sets[0].classes)
         self.places = [(part, i) for part in sets for i in range(len(part))]
         self.max_pixels = sets[0].max_pixels
+        self.own_names = all(part.own_names for part in sets)
 
     def load(self, i: int, *, near: int | None = None) -> Tensor:
         part, number = self.places[i]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 
 import numpy as np
@@ -54,6 +55,18 @@ def of_each_class(labels: Sequence[int], fraction: float, seed: int) -> list[int
 def _by_class(numbers: npt.NDArray[np.int_], random: np.random.Generator) -> list[npt.NDArray[np.int_]]:
     """The numbers of the images of each class, in random order."""
     return [random.permutation(np.flatnonzero(numbers == label)) for label in np.unique(numbers)]
+
+
+def first_by_hash(names: Sequence[str], count: int, seed: int) -> list[int]:
+    """The numbers of so many images, in ascending order: those whose names have the smallest hashes.
+
+    So the names alone decide, not their order; and where images are added, one that was not among so many never comes
+    in for another.
+    """
+    key = seed.to_bytes(8, "little")
+    hashes = (hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=8, key=key).digest() for name in names)
+    values = np.frombuffer(b"".join(hashes), "<u8")
+    return sorted(np.argsort(values, kind="stable")[:count].tolist())
 
 
 def unseen(labels: Sequence[int], chosen: Sequence[int]) -> list[int]:

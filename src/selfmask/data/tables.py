@@ -32,8 +32,9 @@ class ParquetImages(RecordImages):
         for shard, file in zip(shards, files, strict=True):
             if self.column not in _candidates(file):
                 raise _no_images(shard, file, self.column)
-        super().__init__(shards, _names(files, self.column), *_labels(files))
-        self.undivided = True
+        names = _names(files, self.column)
+        super().__init__(shards, names or _numbers(files), *_labels(files))
+        self.undivided, self.own_names = True, names is not None
         groups = [
             (number, group, file.metadata.row_group(group).num_rows)
             for number, file in enumerate(files)
@@ -151,8 +152,8 @@ def _begins_as_image(head: bytes) -> bool:
     return known or (head[:1] == b"P" and head[1:2] in b"1234567" and head[2:3].isspace())
 
 
-def _names(files: Sequence[Any], column: str) -> Names:
-    """What the rows call their images, if each has another name; else the number of the row."""
+def _names(files: Sequence[Any], column: str) -> Names | None:
+    """What the rows call their images, if each has another name."""
     import pyarrow as pa
 
     schema = files[0].schema_arrow
@@ -162,6 +163,10 @@ def _names(files: Sequence[Any], column: str) -> Names:
         found = [value for file in files for value in _values(file, name)]
         if all(isinstance(value, str) for value in found) and len(set(found)) == len(found):
             return Names(value.encode("utf-8", "backslashreplace") for value in found)
+    return None
+
+
+def _numbers(files: Sequence[Any]) -> Names:
     return Names(f"{i:06d}".encode() for i in range(sum(file.metadata.num_rows for file in files)))
 
 

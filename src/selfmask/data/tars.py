@@ -51,6 +51,8 @@ class Members:
 class TarImages(RecordImages):
     """The images of some tars, one after the other."""
 
+    own_names = True
+
     def __init__(self, shards: Sequence[Place], members: Sequence[Members]) -> None:
         joined = _joined(shards, members)
         super().__init__(shards, joined, *_classes(members))

@@ -7,7 +7,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,8 @@ from ..objectives.heads import Head
 from ..preprocessing import Preprocessing
 from ..running import as_vectors
 from ..training.beside import Tuned
+from ..training.config import Precision
+from ..training.precision import autocast
 
 FROZEN, MASK, TRAINED = "frozen", "mask", "trained"
 
@@ -48,6 +50,8 @@ class Embedder:
     batch_size: images to run at a time, where the user does not say.
     map: what the vectors go through at the end.
     shape: of an image's array, where that is not a vector (`embedding/dense.py`); rows are these, flattened.
+    precision: what networks compute with; vectors are float32 in any case.
+    compile: compile the networks with torch.compile.
     """
 
     name: str
@@ -60,6 +64,8 @@ class Embedder:
     batch_size: int = 64
     map: FeatureMap | None = None
     shape: tuple[int, ...] = ()
+    precision: Literal["float32", "bfloat16"] = "float32"
+    compile: bool = False
 
     def __post_init__(self) -> None:
         if self.variants is None:
@@ -69,13 +75,16 @@ class Embedder:
 
     def module(self, variants: Sequence[str]) -> nn.Module:
         """A module whose output is the vectors of these variants, side by side: every image is decoded only once."""
-        return _SideBySide(self.model, self.variants, variants, self.map)
+        module = _SideBySide(self.model, self.variants, variants, self.map, self.precision)
+        return torch.compile(module) if self.compile else module  # type: ignore[return-value]
 
     def fingerprint(self, variant: str) -> str:
         """A hash of all that the vectors of a variant depend on, but the images."""
         device = next(self.model.parameters(), torch.empty(0)).device.type
-        facts = [self.variants.fingerprint(variant), dataclasses.asdict(self.preprocessing), device]
-        return _hash([*facts, *([] if self.map is None else [self.map.sha256])])
+        facts: list[object] = [self.variants.fingerprint(variant), dataclasses.asdict(self.preprocessing), device]
+        facts += [] if self.map is None else [self.map.sha256]
+        facts += [] if self.precision == "float32" else [self.precision]
+        return _hash([*facts, "compiled"] if self.compile else facts)
 
 
 def variants_of(model: nn.Module) -> Embeddable:
@@ -140,12 +149,22 @@ class TunedVariants:
 
 
 class _SideBySide(nn.Module):
-    def __init__(self, model: nn.Module, variants: Embeddable, names: Sequence[str], whiten: FeatureMap | None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        variants: Embeddable,
+        names: Sequence[str],
+        whiten: FeatureMap | None,
+        precision: Precision,
+    ) -> None:
         super().__init__()
-        self.model, self.variants, self.names, self.whiten = model, variants, names, whiten
+        self.model, self.variants, self.names, self.whiten, self.precision = model, variants, names, whiten, precision
 
     def forward(self, pixels: Tensor) -> Tensor:
-        vectors = self.variants.vectors(pixels, self.names)
+        with autocast(self.precision, pixels.device):
+            vectors = self.variants.vectors(pixels, self.names)
+        if self.precision != "float32":
+            vectors = [each.float() for each in vectors]
         return torch.cat(vectors if self.whiten is None else [self.whiten(as_vectors(each)) for each in vectors], 1)
 
 

@@ -115,6 +115,11 @@ class RunFolder:
             raise self._silent("what the run computes with")
         return precision
 
+    @property
+    def begun_by_name(self) -> bool | None:
+        """Whether names chose what the run that began here holds out; None if none did."""
+        return self._begun("held_out") is not None if self._has_work else None
+
     def _begun(self, fact: str) -> Any:
         if not self._has_work:
             return None

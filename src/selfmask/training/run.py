@@ -74,8 +74,8 @@ class Recipe(ABC):
         """What decides the result besides settings, images and the number of processes."""
         return {}
 
-    def held_out(self, count: int) -> list[int]:
-        """Numbers of the images, of so many, that are not trained on."""
+    def held_out(self, names: Sequence[str], by_name: bool) -> list[int]:
+        """Numbers of the images that are not trained on: chosen by their names, or by their places among the others."""
         return []
 
     def batch_size(self, count: int, processes: Processes) -> int:
@@ -194,7 +194,8 @@ def run(
         same = Unchanged(images) if folder else None
         content = processes.from_main(lambda: same.content if same else None)
         store = decoded(images, size, max_bad, display, folder, content, same.holds if same else None)
-        held_out = recipe.held_out(len(store))
+        by_name = processes.from_main(lambda: _by_name(images, folder))
+        held_out = recipe.held_out(store.names, by_name)
         batches = Steps(
             store,
             views,
@@ -212,7 +213,7 @@ def run(
         precision = _precision(current)
         current.steps = steps = _length(current, precision)
         known = {"steps": steps, "size": size, "processes": processes.count, "precision": precision}
-        facts = {**known, **recipe.facts(learner)}
+        facts = {**known, **recipe.facts(learner), **({"held_out": "by name"} if by_name and held_out else {})}
         processes.from_main(
             lambda: (
                 folder.begin(
@@ -262,6 +263,14 @@ def run(
                     folder.write_json(RunFile.BAD_IMAGES, dict(store.bad))
                 folder.write_json(RunFile.RESULT, result)  # last: where that is, the run is finished
     return Outcome(learner, objective, result, log)
+
+
+def _by_name(images: Images, folder: RunFolder | None) -> bool:
+    """Whether names choose what is held out: the same images, however many shards there are and in which order.
+
+    Runs that began before that was so go on as they began.
+    """
+    return images.own_names and (folder is None or folder.begun_by_name is not False)
 
 
 def _precision(current: Run) -> Precision:

@@ -21,7 +21,7 @@ from ...memory import memory_left
 from ...preprocessing import Preprocessing
 from ...training import Processes, RunFolder, open_folder
 from ...training.start import Start
-from ..adapt import held_out
+from ..adapt import held_count
 from .config import CascadeConfig
 
 ROUTER = RunFile.ROUTER
@@ -142,6 +142,6 @@ def check_memory(experts: int, width: int) -> None:
 def least_images(config: CascadeConfig) -> int:
     """The fewest images that an expert can be trained on: a batch, besides those that are held out."""
     count = config.adapt.batch_size
-    while count - len(held_out(count, config.adapt)) < config.adapt.batch_size:
+    while count - held_count(count, config.adapt) < config.adapt.batch_size:
         count += 1
     return count
