@@ -88,10 +88,10 @@ def decode_image(source: Path | bytes | BinaryIO, *, near: int | None = None, ma
 def to_rgb(image: Image.Image) -> Tensor:
     """A Pillow image of any mode as uint8 [3, H, W]; nothing else as large as that is made on the way."""
     convert = _conversion(image)
-    pixels = torch.empty(3, image.height, image.width, dtype=torch.uint8)
+    pixels = np.empty((3, image.height, image.width), np.uint8)  # for small images, calls to torch would take longer
     for top, strip in _strips(image):
-        pixels[:, top : top + strip.height] = torch.from_numpy(np.array(convert(strip))).permute(2, 0, 1)
-    return pixels
+        pixels[:, top : top + strip.height] = np.asarray(convert(strip)).transpose(2, 0, 1)
+    return torch.from_numpy(pixels)
 
 
 def _strips(image: Image.Image) -> Iterator[tuple[int, Image.Image]]:
@@ -111,7 +111,9 @@ def _conversion(image: Image.Image) -> Callable[[Image.Image], Image.Image]:
     if image.mode in ("I", "F"):
         low, span = _range(image)
         return lambda part: _grey(_finite(part), low, span)
-    return _on_white if image.has_transparency_data else lambda part: part.convert("RGB")
+    if image.has_transparency_data:
+        return _on_white
+    return lambda part: part if part.mode == "RGB" else part.convert("RGB")
 
 
 def _on_white(image: Image.Image) -> Image.Image:
