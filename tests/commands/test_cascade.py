@@ -22,7 +22,7 @@ from torch import nn
 
 from selfmask import AdaptConfig, Cascade, CascadeConfig, MaskedModel, adapt, fit_cascade, get_masked_model, memory
 from selfmask.commands.cascade.expert import train_expert
-from selfmask.commands.cascade.job import Job, check_memory
+from selfmask.commands.cascade.job import Job, check_memory, least_images
 from selfmask.commands.cascade.run import collect, prepare
 from selfmask.data import SomeImages
 from selfmask.data.identity import identity
@@ -286,13 +286,20 @@ def test_dispatchers_that_cannot_be_used_are_refused_before_any_work(tmp_path: P
 
 
 def test_clusters_that_are_too_small_keep_the_dispatcher(tmp_path: Path) -> None:
-    many = cascade_config(experts=40)
+    many = cascade_config(experts=IMAGES // least_images(cascade_config()))  # enough only if all were of one size
     with pytest.raises(ClusterError, match="cluster") as caught:
         fit(tmp_path / "run", many)
     assert "--experts" in str(caught.value)
     kept = (tmp_path / "run/dispatcher/mask.smn").stat().st_mtime_ns
     fit(tmp_path / "run", cascade_config(router="kmeans", experts=2))  # the remedy, in the same folder
     assert (tmp_path / "run/dispatcher/mask.smn").stat().st_mtime_ns == kept
+
+
+def test_too_few_images_for_all_experts_are_told_before_any_work(tmp_path: Path) -> None:
+    with pytest.raises(ClusterError, match="fewer images than the experts need") as caught:
+        fit(tmp_path / "run", cascade_config(experts=40))
+    assert "--experts" in str(caught.value)
+    assert not (tmp_path / "run/dispatcher").exists()
 
 
 def test_fewer_images_than_components_keep_the_dispatcher(tmp_path: Path) -> None:

@@ -67,6 +67,8 @@ def check(
             "The mask helps on these images" if found.helps else "That the mask helps on these images is not proven"
         )
         console.say(f"{verdict}: gain {found.gain:+.3f}, standard error {found.gain_error:.3f}.")
+        if found.gain == found.gain_error == 0:
+            console.say("All vectors are those of the frozen backbone, as with a mask that leaves all weights on.")
         if found.run_gain is not None:
             told = f"gain {found.run_gain:+.3f}, standard error {found.run_gain_error:.3f}"
             console.say(f"The run itself measured, at the best of its looks: {told}.")

@@ -73,7 +73,7 @@ def serve(*, given: Given) -> None:
     ready(backbone.model)
     engine = Engine(backbone, names.masks, config)
     app = create_app(engine, collection)
-    Console(stderr=True).say(
-        f"{backbone.name} and {len(engine.shelf.names()):,} masks of {names.masks}: http://{config.host}:{config.port}"
-    )
+    count = len(engine.shelf.names())
+    masks = "1 mask" if count == 1 else f"{count:,} masks"
+    Console(stderr=True).say(f"{backbone.name} and {masks} of {names.masks}: http://{config.host}:{config.port}")
     run(app, config)

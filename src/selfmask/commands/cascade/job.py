@@ -14,7 +14,7 @@ from torch import nn
 from ...cascade.clusters import Clusters
 from ...data import Images
 from ...data.identity import identity
-from ...errors import ConfigError, ExpertError, RunMismatchError, TooManyBadImagesError
+from ...errors import ClusterError, ConfigError, ExpertError, RunMismatchError, TooManyBadImagesError
 from ...files import RunFile
 from ...maskfile import Fingerprints
 from ...memory import memory_left
@@ -145,3 +145,16 @@ def least_images(config: CascadeConfig) -> int:
     while count - held_count(count, config.adapt) < config.adapt.batch_size:
         count += 1
     return count
+
+
+def check_enough(job: Job) -> None:
+    """Before the dispatcher is trained in vain: however images are clustered, there must be enough for all experts."""
+    least, experts = least_images(job.config), job.config.experts
+    if len(job.images) < least * experts:
+        raise ClusterError(
+            "there are fewer images than the experts need",
+            expected=f"at least {least:,} for each of {experts} experts, {least * experts:,} in all",
+            found=f"{len(job.images):,} images",
+            todo=f"use fewer experts (--experts {max(1, len(job.images) // least)}) or a smaller batch (--batch-size), "
+            "or learn one mask: selfmask adapt",
+        )

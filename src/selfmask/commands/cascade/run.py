@@ -40,6 +40,7 @@ from .job import (
     ROUTER,
     Job,
     check_begun,
+    check_enough,
     check_images,
     check_memory,
     check_readable,
@@ -120,6 +121,7 @@ def begin(job: Job, given: str | Path | None, display: StagesDisplay) -> None:
     """The dispatcher, and the clusters that its features fall into."""
     if (job.folder / ROUTER).exists():
         return
+    check_enough(job)
     with display.stage(_DISPATCHER):
         if given is None:
             if job.has_mask and not (job.dispatcher / RunFile.CONFIG).exists():
