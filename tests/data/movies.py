@@ -13,11 +13,13 @@ FPS, SECONDS = 10, 6
 CODECS = {".mp4": "libx264", ".mkv": "libx264", ".webm": "libvpx", ".avi": "mpeg4", ".mov": "mpeg4"}
 
 
-def write(path: Path, *, seconds: float = SECONDS, side: int = 64, key_every: int = 15, **options: str) -> Path:
+def write(
+    path: Path, *, seconds: float = SECONDS, side: int = 64, key_every: int = 15, codec: str = "", **options: str
+) -> Path:
     """Frame k shows k as eight squares, black or white: what survives any codec."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with av.open(str(path), "w", options=options) as container:
-        stream: Any = container.add_stream(CODECS[path.suffix], rate=FPS)
+        stream: Any = container.add_stream(codec or CODECS[path.suffix], rate=FPS)
         stream.width, stream.height, stream.pix_fmt, stream.gop_size = side, side, "yuv420p", key_every
         stream.codec_context.max_b_frames = 0 if path.suffix == ".avi" else 2
         for number in range(round(seconds * FPS)):

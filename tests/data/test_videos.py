@@ -195,6 +195,11 @@ def test_a_playlist_that_calls_itself_a_video_opens_nothing(tmp_path: Path) -> N
                 open_images(tmp_path / f"list{ending}")
 
 
+def test_codecs_that_nobody_uses_are_not_tried(tmp_path: Path) -> None:
+    with pytest.raises(MalformedDataError, match="pictures coded as ffv1"):
+        open_images(write(tmp_path / "movie.mkv", codec="ffv1", seconds=1))
+
+
 @pytest.mark.parametrize("text", ["fps=0", "fps=-1", "fps=", "fps=x", "fps=1e3", "fps=1001", "fps=1/0", "2", "column"])
 def test_what_is_no_rate_is_refused(text: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="not a rate"):
