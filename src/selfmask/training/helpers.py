@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from torch.utils.data import DataLoader
 
 from ..errors import RunError, SelfmaskError
-from .stopping import deaf_children
+from ..stopping import deaf_children
 
 T = TypeVar("T")
 

@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from ..errors import ConfigError, DivergedRunError, InterruptedRunError, RunDamagedError
 from ..masking import MaskedModel
 from ..objectives import Health, Objective
+from ..stopping import stop_flag
 from .batches import Steps
 from .config import LoopConfig
 from .flips import FlipCounter
@@ -29,7 +30,6 @@ from .processes import Processes
 from .quality import as_quality
 from .schedule import cosine
 from .seeds import derive
-from .stopping import stop_flag
 from .sync_norm import SyncNorm
 
 Report = Callable[[Mapping[str, Any]], None]

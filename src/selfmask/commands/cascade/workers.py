@@ -21,9 +21,9 @@ from ...cascade.model import expert_name
 from ...errors import ConfigError, InterruptedRunError, RunError, SelfmaskError
 from ...files import RunFile
 from ...memory import keep_memory, share_memory
+from ...stopping import start_deaf, stop_flag
 from ...training import RunFolder
 from ...training.display import StagesDisplay
-from ...training.stopping import start_deaf, stop_flag
 from .expert import train_expert
 from .job import Job
 

@@ -14,8 +14,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from selfmask.training import stopping
-from selfmask.training.stopping import deaf_children, start_deaf, stop_flag
+from selfmask import stopping
+from selfmask.stopping import deaf_children, start_deaf, stop_flag
 
 
 def closed_pipe() -> int:
