@@ -38,6 +38,7 @@ class RunFile(StrEnum):
     RESULT = "result.json"
     REPORT = "report.html"
     CELLS = "cells"
+    JOBS = "jobs"
     FAILED = "failed.json"
     TOOK = "took.json"
     ROUTER = "router.safetensors"

@@ -128,7 +128,7 @@ def test_a_cell_that_fails_is_recorded_and_the_rest_goes_on(tmp_path: Path) -> N
 def test_parts_of_the_work_are_apart_and_together_all_of_it(tmp_path: Path) -> None:
     study = Pairs(*(("a", i, Toy(SUBJECT, str(i), i)) for i in range(5)))
     for part in ("1/2", "2/2"):
-        found = run_study(study, Scale("laptop"), tasks(tmp_path), Part.of(part))
+        found = run_study(study, Scale("laptop"), tasks(tmp_path), Part.named(part))
         if part == "1/2":
             assert RAN == ["0", "2", "4"]
             assert set(found.missing.values()) == {"not run yet"}
@@ -136,10 +136,16 @@ def test_parts_of_the_work_are_apart_and_together_all_of_it(tmp_path: Path) -> N
     assert len(found.values) == 5
 
 
-@pytest.mark.parametrize("text", ["", "1", "0/2", "3/2", "a/b", "1/0", "-1/2"])
+@pytest.mark.parametrize("text", ["1", "0/2", "3/2", "a/b", "1/0", "-1/2", "all/0", "all", "1/2 "])
 def test_no_such_part(text: str) -> None:
     with pytest.raises(ConfigError, match="part of the work"):
-        Part.of(text)
+        Part.named(text)
+
+
+def test_all_parts_by_one_name() -> None:
+    assert list(map(str, Part.named("all/3"))) == ["1/3", "2/3", "3/3"]
+    assert list(map(str, Part.named("2/3"))) == ["2/3"]
+    assert list(map(str, Part.named(None))) == ["1/1"]
 
 
 def test_two_runners_share_one_folder(tmp_path: Path) -> None:

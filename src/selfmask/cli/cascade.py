@@ -14,11 +14,13 @@ from typer.core import TyperGroup
 
 from ..commands.adapt_config import PRESETS
 from ..commands.cascade.config import CascadeConfig
+from ..errors import ConfigError
 from ..files import RunFile
 from . import options
 from .adapt import VIEW_SIZES
 from .asking import Asked, ConfigOption, JsonOption, LearnNames, ResumeOption, ask, of_run
 from .console import Console, print_json
+from .launching import JobOption, Launch, LaunchOption, launch_jobs
 from .options import Given, Verb
 
 if TYPE_CHECKING:
@@ -94,6 +96,8 @@ def run(
     prepare: Annotated[
         bool, typer.Option("--prepare", help="Stop before training the experts, so that they can be trained elsewhere.")
     ] = False,
+    launch: LaunchOption = None,
+    job_option: JobOption = None,
     resume: ResumeOption = None,
     config: ConfigOption = None,
     as_json: JsonOption = False,
@@ -106,7 +110,8 @@ def run(
     command continues it to the same result.
 
     Examples:  selfmask cascade photos/ --backbone resnet50 --workers 4
-    On several machines:  selfmask cascade photos/ --out DIR --prepare
+    On several machines:  selfmask cascade photos/ --backbone resnet50 --launch slurm
+    The same by hand:  selfmask cascade photos/ --out DIR --prepare
     selfmask cascade expert DIR --index 0   (and so on)
     selfmask cascade finish DIR
     """
@@ -119,6 +124,12 @@ def run(
     where, first = asked.folder("-cascade"), asked.names.dispatcher
     job = _job(where, asked, console.say)
     display = ConsoleStages(console)
+    if launch is not None:
+        if prepare:
+            raise ConfigError("--launch and --prepare exclude each other", todo="give one of them")
+        _launch(job, first, launch, job_option, console)
+        _show(console, where, as_json, time.monotonic() - start)
+        return
     if prepare:
         begin(job, first, display)
         lines = [f"selfmask cascade expert {where} --index {k}" for k in job.missing]
@@ -206,6 +217,27 @@ def _job(folder: Path, asked: Asked[CascadeNames, CascadeConfig], say: Callable[
         say(note)
     about = asked.about  # all that the other commands need to know
     return Job(loaded.model, images, asked.config, folder, loaded.preprocessing, about, asked.names.max_bad)
+
+
+def _launch(job: Job, first: str | None, engine: Launch, options: list[str] | None, console: Console) -> None:
+    """Each stage as jobs: dispatcher and clusters, then the experts that are missing, then what combines them."""
+    from ..commands.cascade.job import ROUTER, opened
+
+    with opened(job, first):  # what contradicts the folder is refused here; from then on it says all there is to know
+        place = str(job.folder)
+
+    def run(*commands: list[str]) -> None:
+        launch_jobs([["cascade", *words] for words in commands], engine, options, job.folder / RunFile.JOBS, console)
+
+    if not (job.folder / ROUTER).exists():
+        console.say("dispatcher and clusters")
+        run([_RUN, "--resume", place, "--prepare"])
+    if missing := job.missing:
+        console.say(f"experts: {', '.join(map(str, missing))}")
+        run(*(["expert", place, "--index", str(index)] for index in missing))
+    if not all((job.folder / name).exists() for name in (RunFile.CASCADE, RunFile.RESULT)):
+        console.say("combinations and report")
+        run(["finish", place])
 
 
 def _show(console: Console, folder: Path, as_json: bool, seconds: float) -> None:

@@ -18,8 +18,9 @@ from rich.progress import Progress as Bar
 
 from ..plain import plain
 from .console import Console, print_json
+from .launching import JobOption, LaunchOption
 from .pull import brought_here
-from .sharding import Launch, launch_shards, say_shards, shards_named
+from .sharding import launch_shards, say_shards, shards_named
 
 if TYPE_CHECKING:
     from ..cascade.model import Cascade
@@ -134,21 +135,8 @@ def embed(
         ),
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="With --shard: keep the shards that are finished.")] = False,
-    launch: Annotated[
-        Launch | None,
-        typer.Option(
-            help="With --shard: start a job for each, as processes of this machine or on Slurm, and wait for them.",
-            show_default=False,
-        ),
-    ] = None,
-    job_option: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="KEY=VALUE",
-            help="Option of the jobs, as submitit names it: slurm_partition=gpu, timeout_min=60.",
-            show_default=False,
-        ),
-    ] = None,
+    launch: LaunchOption = None,
+    job_option: JobOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a summary as one JSON object.")] = False,
 ) -> None:
     """Turn images into vectors: write file names and float32 vectors to one file.
@@ -171,7 +159,7 @@ def embed(
         _check_dense(tokens, feature_map, whiten, map_file)
     shards = shards_named(shard, out, resume, launch)
     if shards is not None and launch is not None:
-        launch_shards(shards, out, launch, job_option or [], console)
+        launch_shards(shards, out, launch, job_option, console)
     power_named("auto" if whiten is None else whiten)  # a wrong one is said before the work
     what = brought_here(what, console)
     embedder = load_embedder(what, backbone=backbone, weights=weights, size=size, may_use=may_use)

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .console import Console, print_json
+from .launching import Launch, launch_jobs, this_command
 
 if TYPE_CHECKING:
     from ..embedding.shards import Sharded, Shards
 
 JOBS = "_jobs"
-
-
-class Launch(StrEnum):
-    local = "local"
-    slurm = "slurm"
 
 
 def shards_named(shard: str | None, out: Path, resume: bool, launch: Launch | None) -> Shards | None:
@@ -38,28 +32,13 @@ def shards_named(shard: str | None, out: Path, resume: bool, launch: Launch | No
     return Shards.named(shard)
 
 
-def launch_shards(shards: Shards, out: Path, launch: Launch, options: Sequence[str], console: Console) -> None:
-    """The command that was given, once for each shard."""
-    from ..commands.launch import job_options
-    from ..commands.launch import launch as launch_jobs
+def launch_shards(shards: Shards, out: Path, engine: Launch, options: Sequence[str] | None, console: Console) -> None:
+    """The command that was given, once for each shard that is missing."""
+    from ..embedding.shards import missing
 
-    kept = _without(sys.argv[1:], {"--shard": 1, "--launch": 1, "--job-option": 1, "--resume": 0, "--json": 0})
-    jobs = [[*kept, "--shard", f"{number}/{shards.of}", "--resume"] for number in shards.chosen]
-    launch_jobs(jobs, launch.value, out / JOBS, job_options(options), console.say)
-
-
-def _without(words: Sequence[str], options: dict[str, int]) -> list[str]:
-    """A command without some options, each of which takes so many words."""
-    kept, skip = list[str](), 0
-    for word in words:
-        name, mark, _ = word.partition("=")
-        if skip:
-            skip -= 1
-        elif name in options:
-            skip = 0 if mark else options[name]
-        else:
-            kept.append(word)
-    return kept
+    kept = [word for word in this_command("--shard") if word != "--resume"]
+    jobs = [[*kept, "--shard", f"{number}/{shards.of}", "--resume"] for number in missing(out, shards)]
+    launch_jobs(jobs, engine, options, out / JOBS, console)
 
 
 def say_shards(out: Path, shards: Shards, done: Sharded, seconds: float, console: Console, as_json: bool) -> None:

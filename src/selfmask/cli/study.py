@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from rich.table import Table
 
+from ..errors import ConfigError
+from ..files import RunFile
 from .console import Console, print_json
+from .launching import JobOption, LaunchOption, launch_jobs, this_command
 
 if TYPE_CHECKING:
     from ..studies.scale import Scale
@@ -37,8 +40,13 @@ def study(
         int | None, typer.Option(help="Repetitions of every run.", show_default="3, or as in the paper")
     ] = None,
     shard: Annotated[
-        str, typer.Option(metavar="I/N", help="Run only one of N parts of the cells, on another machine the others.")
-    ] = "1/1",
+        str | None,
+        typer.Option(
+            metavar="I/N",
+            help="Run only one of N parts of the cells, on another machine the others; all/N with --launch.",
+            show_default=False,
+        ),
+    ] = None,
     out: Annotated[
         Path, typer.Option(help="Folder for cells and results; what is finished there is not run again.")
     ] = Path("runs/studies"),
@@ -48,6 +56,8 @@ def study(
     no_run: Annotated[
         bool, typer.Option("--no-run", help="Run nothing; write the pages of what is finished in OUT.")
     ] = False,
+    launch: LaunchOption = None,
+    job_option: JobOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Repeat a table or figure of the paper, in miniature or in full.
@@ -59,11 +69,12 @@ def study(
     Examples:  selfmask study list
     selfmask study rules
     selfmask study rules --scale paper --dry-run
+    selfmask study rules --shard all/4 --launch slurm
     """
     from ..studies.catalogue import STUDIES, study_named
     from ..studies.output import for_reading, lines_of, write
     from ..studies.overview import write_overview
-    from ..studies.runner import Part, Tasks, findings, run_study
+    from ..studies.runner import Part, Tasks, findings, is_left, run_study
     from ..studies.scale import Scale
     from .display import ConsoleStages
 
@@ -73,14 +84,26 @@ def study(
         return
     chosen = list(STUDIES.values()) if name == _ALL else [study_named(name)]
     size = Scale(scale, tuple(data or ()), tuple(backbone or ()), None if weights is None else str(weights), seeds)
-    part, tasks = Part.of(shard), Tasks(out, ConsoleStages(console))
+    parts, tasks = Part.named(shard), Tasks(out, ConsoleStages(console))
     if dry_run:
         _plans(console, chosen, size)
         return
+    if launch is not None and not no_run:
+        if shard is None:
+            raise ConfigError("--launch has to know the number of jobs", todo="give it: --shard all/N")
+        tasks.begin()
+        kept = this_command("--shard")
+        left = [part for part in parts if any(is_left(each, size, tasks, part) for each in chosen)]
+        jobs = [[*kept, "--shard", str(part)] for part in left]
+        launch_jobs(jobs, launch, job_option, out / RunFile.JOBS, console)
     all_found = []
     for each in chosen:
-        found = findings(each, size, tasks) if no_run else run_study(each, size, tasks, part)
+        found = findings(each, size, tasks) if no_run or launch else run_study(each, size, tasks, parts)
         all_found.append(found)
+        if launch is not None:  # what jobs say is in their logs
+            trouble = {entry.task.title: why.partition("\n")[0] for entry, why in found.missing.items()}
+            for title, why in trouble.items():
+                console.say(f"{title}: {why}")
         files = write(found, out / "results")
         lines = lines_of(found)
         if as_json:

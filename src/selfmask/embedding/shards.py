@@ -87,7 +87,8 @@ def write_shards(
         )
     about = _about(embedder, images, batch_size, shards.of)
     _begin(folder, about)
-    kept = [number for number in shards.chosen if _is_whole(folder, number, shards.of)]
+    left = missing(folder, shards)
+    kept = [number for number in shards.chosen if number not in left]
     if kept and not resume:
         raise RunExistsError(
             f"{folder} has shard {kept[0]}/{shards.of} already",
@@ -111,6 +112,11 @@ def write_shards(
             )
             _write_json(_entry(folder, number, shards.of), _facts(path) | {"rows": found.rows, "bad": found.bad})
     return Sharded(written, kept, _finish(folder, about))
+
+
+def missing(folder: Path, shards: Shards) -> list[int]:
+    """Those that are not there, or not as they were written."""
+    return [number for number in shards.chosen if not _is_whole(folder, number, shards.of)]
 
 
 def _name(number: int, of: int) -> str:

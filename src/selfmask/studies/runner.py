@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -31,12 +32,23 @@ class Part:
     index: int = 1
     count: int = 1
 
+    def __str__(self) -> str:
+        return f"{self.index}/{self.count}"
+
+    def of(self, numbers: Sequence[Entry]) -> list[Task]:
+        """Its share of the tasks that leave these numbers."""
+        return list(dict.fromkeys(number.task for number in numbers))[self.index - 1 :: self.count]
+
     @classmethod
-    def of(cls, text: str) -> Part:
-        index, slash, count = text.partition("/")
-        if not (slash and index.isdecimal() and count.isdecimal() and 1 <= int(index) <= int(count)):
-            raise ConfigError("a shard is not a part of the work", expected="such as 1/2 or 2/2", found=repr(text))
-        return cls(int(index), int(count))
+    def named(cls, text: str | None) -> list[Part]:
+        """One part, or all of them: "all/3". Without a name, all of the work in one."""
+        found = re.fullmatch(r"(all|[0-9]{1,5})/([0-9]{1,5})", text or "all/1")
+        which, count = (found[1], int(found[2])) if found else ("", 0)
+        if not count or (which != "all" and not 1 <= int(which) <= count):
+            raise ConfigError(
+                "a shard is not a part of the work", expected="such as 1/2, 2/2 or all/2", found=repr(text)
+            )
+        return [cls(index, count) for index in (range(1, count + 1) if which == "all" else [int(which)])]
 
 
 class Tasks(Cells[Task]):
@@ -137,13 +149,16 @@ class Findings:
     """Where a task left what it found."""
 
 
-def run_study(study: Study, scale: Scale, tasks: Tasks, part: Part | None = None) -> Findings:
-    """Run what is not there yet, or a part of it, and read all numbers that there are."""
+def run_study(study: Study, scale: Scale, tasks: Tasks, parts: Sequence[Part] = (Part(),)) -> Findings:
+    """Run what is not there yet, or some parts of it, and read all numbers that there are."""
     numbers = study.entries(scale)
-    part = part or Part()
-    wanted = list(dict.fromkeys(number.task for number in numbers))
-    tasks.run_all(list(in_order(wanted[part.index - 1 :: part.count])))
+    tasks.run_all(list(in_order(task for part in parts for task in part.of(numbers))))
     return findings(study, scale, tasks, numbers)
+
+
+def is_left(study: Study, scale: Scale, tasks: Tasks, part: Part) -> bool:
+    """Whether a part of the study is still to be run."""
+    return not all(map(tasks.is_finished, part.of(study.entries(scale))))
 
 
 def findings(study: Study, scale: Scale, tasks: Tasks, numbers: Sequence[Entry] | None = None) -> Findings:

@@ -1,0 +1,1 @@
+"""Commands as jobs of engines that exist already. Nothing here schedules."""
