@@ -26,6 +26,8 @@ LATE = {  # what may be imported inside a function: extras, plotting, the hub, a
     "datasets",
     "submitit",
     "submitit.helpers",
+    "ray",
+    "ray.exceptions",
     "onnxruntime",
     "faiss",
     "pillow_heif",
