@@ -40,10 +40,11 @@ def _load(folder: Path, masks: int, requests: int, max_batch: int) -> None:
             name, numbers = job
             answer = ask(client, name, *(PHOTOS[number] for number in numbers))
             vectors = vectors_of(answer)
-            for number, vector, batch in zip(
-                numbers, vectors, answer.headers["x-selfmask-batch"].split(","), strict=True
-            ):
+            shared = (answer.headers[f"x-selfmask-{what}"].split(",") for what in ("batch", "masks"))
+            for number, vector, batch, masks in zip(numbers, vectors, *shared, strict=True):
                 right = expected[name][number]
+                assert int(masks) <= int(batch)
+                kinds["shared with other masks"] += masks != "1"
                 if torch.equal(vector, right):
                     kinds["the same"] += 1
                 elif batch != "1" and torch.allclose(vector, right, rtol=1e-5, atol=1e-5):
@@ -54,6 +55,7 @@ def _load(folder: Path, masks: int, requests: int, max_batch: int) -> None:
         with ThreadPoolExecutor(12) as pool:
             list(pool.map(work, jobs))
         assert engine.queue.inside == 0
+    mixed = kinds.pop("shared with other masks")
     assert kinds.total() == sum(len(numbers) for _, numbers in jobs)
     assert kinds["wrong"] == 0
-    assert max_batch > 1 or kinds["close"] == 0
+    assert mixed > 0 if max_batch > 1 else mixed == kinds["close"] == 0

@@ -20,8 +20,9 @@ class Clock:
         return self.now
 
 
-def model(name: str) -> Any:
-    return type("Named", (SimpleNamespace,), {"__hash__": object.__hash__})(name=name)
+def model(name: str, mixable: object = None, preprocessing: object = None) -> Any:
+    kind = type("Named", (SimpleNamespace,), {"__hash__": object.__hash__})
+    return kind(name=name, mixable=mixable, preprocessing=preprocessing)
 
 
 def line_up(queue: Queue, clock: Clock, of: Any, count: int = 1, deadline: float = 100.0) -> list[Ticket]:
@@ -67,6 +68,32 @@ def test_a_rare_mask_waits_for_what_was_before_it_and_no_longer(queue: Queue, cl
             line_up(queue, clock, often, 3)
         taken += names(queue.take())
     assert taken.index("rare") <= 8
+
+
+def test_groups_of_few_images_that_can_share_a_pass_go_together(queue: Queue, clock: Clock) -> None:
+    a, b, alone, other = (model(name, *how) for name, *how in (("a", 1), ("b", 1), ("alone",), ("other", 1, "size")))
+    for each in (a, alone, other, b, a):
+        line_up(queue, clock, each)
+        clock.now += 1.0
+    assert [names(queue.take()) for _ in range(3)] == [["a", "a", "b"], ["alone"], ["other"]]
+
+
+def test_a_shared_pass_is_no_larger_than_asked_and_many_images_of_a_mask_have_their_own(
+    queue: Queue, clock: Clock
+) -> None:
+    a, b, c, often = (model(name, 1) for name in ("a", "b", "c", "often"))
+    for each, count in ((a, 2), (often, 4), (b, 1), (c, 2)):
+        line_up(queue, clock, each, count)
+        clock.now += 1.0
+    assert [names(queue.take()) for _ in range(3)] == [["a", "a", "b"], ["often"] * 4, ["c", "c"]]
+
+
+def test_a_group_that_waits_for_images_is_not_taken_along(queue: Queue, clock: Clock) -> None:
+    a, b = model("a", 1), model("b", 1)
+    line_up(queue, clock, a)
+    line_up(queue, clock, b)
+    queue.enter("b", 1)
+    assert names(queue.take()) == ["a"]
 
 
 def test_a_group_waits_for_images_that_are_coming_but_not_long(queue: Queue, clock: Clock) -> None:

@@ -78,14 +78,14 @@ class OffWeights:
             torch.add(part.new_zeros(()), own, alpha=scale, out=part)
         off = self.positions_of()
         if len(off):
-            out.index_fill_(0, torch.from_numpy(off).to(out.device), 0)
+            out.index_fill_(0, torch.from_numpy(off).to(out.device, torch.int64), 0)
 
-    def positions_of(self) -> npt.NDArray[np.int64]:
+    def positions_of(self) -> npt.NDArray[np.int32]:
         """Of the weights that are off, where they are not kept as bits."""
         if self.gaps is None:
             assert self.positions is not None
-            return self.positions.astype(np.int64)
-        found = np.cumsum(self.gaps, dtype=np.int64)
+            return self.positions
+        found = np.cumsum(self.gaps, dtype=np.int32)
         return found[self.gaps != _FAR] if self.far else found
 
 
@@ -117,7 +117,7 @@ def _off(mask: PackedMask, name: str, weight: Tensor) -> OffWeights:
     parts = parts_of(name, weight, mask.config.get("alpha_of"))
     counts = [int(part.sum()) for part in on.chunk(parts)]
     scales = tuple(inverse_alpha(count, weight.numel() // parts) for count in counts)
-    like = _dense(weight)
+    like = dense(weight)
     strides = like.stride()
     order = sorted(range(like.ndim), key=lambda dim: (-strides[dim], dim))
     return OffWeights.of(on.view(weight.shape).permute(order).flatten().numpy(), scales)
@@ -171,15 +171,15 @@ class SpareView:
             self._late = _weights_of_layers(self._base, tied) if self._passing else set()
             room = torch.full((max((parameters[name].numel() for name in self._late), default=0),), torch.nan)
             blank = {
-                name: _within(room, _dense(parameters[name]))
+                name: within(room, dense(parameters[name]))
                 if name in self._late
-                else torch.empty_like(_dense(parameters[name]))
+                else torch.empty_like(dense(parameters[name]))
                 for name in tied
             }
             self._owner = {alias: name for name, aliases in tied.items() for alias in aliases}
             statistics = saved_statistics(norm_buffers(self._base))
             self.module = view_of(self._base, {alias: blank[name] for alias, name in self._owner.items()}, statistics)
-            self._own = {name: (_flat(_dense(parameters[name])), _flat(own)) for name, own in blank.items()}
+            self._own = {name: (flat(dense(parameters[name])), flat(own)) for name, own in blank.items()}
             buffers = norm_buffers(self.module)
             self._statistics = {name: (value, buffers[name]) for name, value in statistics.items()}
             self._masked = set(self._own) - self._late  # blank memory is not as in the base
@@ -229,17 +229,17 @@ def _weights_of_layers(base: nn.Module, tied: Mapping[str, Sequence[str]]) -> se
     return found
 
 
-def _within(room: Tensor, like: Tensor) -> Tensor:
+def within(room: Tensor, like: Tensor) -> Tensor:
     """A tensor like this one, at the start of that memory."""
     return room[: like.numel()].as_strided(like.shape, like.stride())
 
 
-def _dense(weight: Tensor) -> Tensor:
+def dense(weight: Tensor) -> Tensor:
     """The weight, if it fills its memory without holes; else a copy that does."""
     return weight if torch.empty_like(weight).stride() == weight.stride() else weight.contiguous()
 
 
-def _flat(tensor: Tensor) -> Tensor:
+def flat(tensor: Tensor) -> Tensor:
     """A dense tensor in the order in which it lies in memory."""
     return tensor.as_strided((tensor.numel(),), (1,))
 

@@ -81,18 +81,18 @@ def as_response(error: SelfmaskError, *, browser: bool = False) -> Json:
     return Json({"error": {"message": "; ".join(parts), "type": kind, "code": code, "param": None}}, status, headers)
 
 
-def embeddings(model: str, vectors: Tensor, encoding: str, batches: Sequence[int]) -> Json:
-    """The answer to /v1/embeddings. The header says how many images shared a forward pass with each."""
+def embeddings(model: str, vectors: Tensor, encoding: str, ran: dict[str, str]) -> Json:
+    """The answer to /v1/embeddings. ran: headers, see `ran`."""
     rows = vectors.numpy()
     data = [
         {"object": "embedding", "index": index, "embedding": _coded(row) if encoding == "base64" else row.tolist()}
         for index, row in enumerate(rows)
     ]
     content = {"object": "list", "data": data, "model": model, "usage": _usage(len(rows))}
-    return Json(content, headers=_batches(batches))
+    return Json(content, headers=ran)
 
 
-def classes(model: str, names: Sequence[str], probabilities: Tensor, top: int, batches: Sequence[int]) -> Json:
+def classes(model: str, names: Sequence[str], probabilities: Tensor, top: int, ran: dict[str, str]) -> Json:
     """The answer to /v1/classify: the likeliest classes of each image, likeliest first."""
     found = probabilities.topk(min(top, len(names)), dim=1)
     data = [
@@ -106,7 +106,7 @@ def classes(model: str, names: Sequence[str], probabilities: Tensor, top: int, b
         for index, (numbers, values) in enumerate(zip(found.indices.tolist(), found.values.tolist(), strict=True))
     ]
     content = {"object": "list", "data": data, "model": model, "usage": _usage(len(probabilities))}
-    return Json(content, headers=_batches(batches))
+    return Json(content, headers=ran)
 
 
 def model(about: About) -> dict[str, Any]:
@@ -137,5 +137,6 @@ def _usage(images: int) -> dict[str, int]:
     return {"prompt_tokens": images, "total_tokens": images}
 
 
-def _batches(batches: Sequence[int]) -> dict[str, str]:
-    return {"x-selfmask-batch": ",".join(map(str, batches))}
+def ran(batches: Sequence[int], masks: Sequence[int]) -> dict[str, str]:
+    """Headers that say, for each image, how many images and how many masks were in its forward pass."""
+    return {"x-selfmask-batch": ",".join(map(str, batches)), "x-selfmask-masks": ",".join(map(str, masks))}

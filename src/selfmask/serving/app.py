@@ -75,7 +75,8 @@ def _add_routes(app: FastAPI, engine: Engine) -> None:
             raise BadRequestError("vectors cannot be shortened", expected=model.width, found=asked.dimensions)
         if asked.whiten is not None:
             vectors = await _in_thread(partial(_whitened, model, vectors, asked.whiten))
-        return answers.embeddings(asked.model, vectors, asked.encoding_format, ticket.batches)
+        ran = answers.ran(ticket.batches, ticket.masks)
+        return answers.embeddings(asked.model, vectors, asked.encoding_format, ran)
 
     @app.post("/v1/classify", openapi_extra=requests.body_schema(ClassifyRequest), summary="Classes of images")
     async def classify(request: Request) -> Response:
@@ -83,7 +84,8 @@ def _add_routes(app: FastAPI, engine: Engine) -> None:
         head = model.head
         assert head is not None
         probabilities = await _in_thread(lambda: head(vectors).softmax(1).detach())
-        return answers.classes(asked.model, head.classes, probabilities, asked.top, ticket.batches)
+        ran = answers.ran(ticket.batches, ticket.masks)
+        return answers.classes(asked.model, head.classes, probabilities, asked.top, ran)
 
     @app.get("/v1/models", summary="What there is to ask for")
     async def models() -> Response:

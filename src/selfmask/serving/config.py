@@ -95,6 +95,11 @@ class ServeConfig:
         return max(1, (min(cores_here(), int(told)) if told.isdigit() else cores_here()) // self.threads)
 
     @property
+    def spare_views(self) -> int:
+        """Expanded models that nobody has a right to: one is for each thread, and one for each pinned mask, if any."""
+        return self.max_hot - self.threads - max(1, len(self.pin))
+
+    @property
     def any_host(self) -> bool:
         """Whether requests are served under whatever name of this machine they come."""
         return self.insecure or not is_loopback(self.host)

@@ -22,12 +22,14 @@ from ..backbones import Backbone
 from ..data.images import decode_image, to_rgb
 from ..data.pixels import fit
 from ..errors import BadRequestError, FailedError, LateError, SelfmaskError, TooLargeError
+from ..masking.mixing import Mixing
 from ..masking.switching import can_pass
 from ..shelf import About
 from .catalogue import Catalogue
 from .config import ServeConfig
 from .hot import HotViews
 from .metrics import Metrics
+from .mixed import MixedPasses
 from .models import Model
 from .queue import Job, Queue, Ticket, late
 from .shelf import FROZEN, Shelf, checked_name, unknown
@@ -58,9 +60,17 @@ class Engine:
         backbone.model.eval().requires_grad_(False).to(memory_format=torch.channels_last)
         self.shelf = Shelf(masks)
         self.catalogue = Catalogue(self.shelf, backbone)
-        passing = can_pass(backbone.model, backbone.preprocessing.size)
-        views = HotViews(backbone.model, config.max_hot, config.threads, self.metrics.expanded, passing=passing)
-        self.store = Store(backbone, self.shelf, views, config.packed, config.size, self.metrics.packed)
+        side = (config.size, config.size) if config.size else backbone.preprocessing.size
+        passing = can_pass(backbone.model, side)
+        mixing = Mixing.of(backbone.model, side) if config.max_batch > 1 else None
+        # Of the memory for expanded models, half is for corrections: there they serve several times as many masks.
+        lent = min(config.max_hot // 2, config.spare_views) if mixing is not None else 0
+        room = lent * sum(each.nbytes for each in backbone.model.parameters())
+        passes = None
+        if mixing is not None:
+            passes = MixedPasses(mixing, max(0, room - mixing.nbytes), self.metrics.corrections)
+        views = HotViews(backbone.model, config.max_hot - lent, config.threads, self.metrics.expanded, passing=passing)
+        self.store = Store(backbone, self.shelf, views, config.packed, config.size, self.metrics.packed, passes=passes)
         self.queue = Queue(config.queue, config.max_batch, config.max_wait_ms / 1000)
         self.metrics.watch(self.queue, self.store)
         self._decoders = ThreadPoolExecutor(min(_DECODERS, config.threads * config.cores), "decode")

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 
 from torch import nn
 
 from ..masking.switching import SpareView, Switch
-
-_WINDOW = 4096  # lookups after which all of them count half
+from .demand import Demand
 
 
 class HotViews:
@@ -36,8 +35,7 @@ class HotViews:
         self._passing = passing
         self._lock = threading.Lock()
         self._slots: OrderedDict[Hashable, _Slot] = OrderedDict()
-        self._asked: Counter[Hashable] = Counter()
-        self._lookups = 0
+        self._demand = Demand()
         self._pinned: set[Hashable] = set()
         self._own = threading.local()
 
@@ -46,13 +44,12 @@ class HotViews:
         with self._lock:
             self._pinned.add(key)
 
-    def forget(self, name: Callable[[Hashable], bool]) -> None:
+    def forget(self, name: Callable[[object], bool]) -> None:
         """Masks that will not be asked for again make way first."""
         with self._lock:
             for key in [key for key in self._slots if name(key)]:
                 self._slots.move_to_end(key, last=False)
-            for key in [key for key in self._asked if name(key)]:
-                del self._asked[key]
+            self._demand.forget(name)
             self._pinned = {key for key in self._pinned if not name(key)}
 
     @contextmanager
@@ -79,7 +76,7 @@ class HotViews:
     def _found(self, key: Hashable) -> _Slot | None:
         """A slot that holds this mask, or that it may take."""
         with self._lock:
-            self._notice(key)
+            self._demand.notice(key)
             slot = self._slots.get(key)
             if slot is not None:
                 if not slot.filled.is_set():  # another thread is about it; waiting takes as long as doing it
@@ -97,7 +94,7 @@ class HotViews:
             return _Slot(SpareView(self._base))
         for old, slot in self._slots.items():  # from the least recently used on
             if slot.users == 0 and old not in self._pinned:
-                if key not in self._pinned and self._asked[key] <= self._asked[old]:
+                if key not in self._pinned and self._demand.of(key) <= self._demand.of(old):
                     return None
                 del self._slots[old]
                 return _Slot(slot.view)
@@ -116,13 +113,6 @@ class HotViews:
             own.view.put(switch)
             own.key = key
         return own.view.module
-
-    def _notice(self, key: Hashable) -> None:
-        self._asked[key] += 1
-        self._lookups += 1
-        if self._lookups >= _WINDOW:
-            self._lookups = 0
-            self._asked = Counter({each: count // 2 for each, count in self._asked.items() if count > 1})
 
 
 class _Slot:

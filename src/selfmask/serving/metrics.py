@@ -36,6 +36,7 @@ class Metrics:
             buckets=_SECONDS, registry=own,
         )  # fmt: skip
         self._batch = Histogram("selfmask_batch_images", "Images in a forward pass.", buckets=_IMAGES, registry=own)
+        self._masks = Histogram("selfmask_batch_masks", "Masks in a forward pass.", buckets=_IMAGES, registry=own)
         self._forward = Histogram(
             "selfmask_forward_seconds", "Of a batch, switching included.", buckets=_SECONDS, registry=own
         )
@@ -43,6 +44,7 @@ class Metrics:
         self._hot = cache.labels("expanded", "hit")
         self._cold = cache.labels("expanded", "miss")
         self._tier = {what: cache.labels("packed", what) for what in ("hit", "miss")}
+        self._mixed = {what: cache.labels("corrections", what) for what in ("hit", "miss")}
         self._switches = Counter("selfmask_switches", "Masks put in place of another.", registry=own)
         self._replaced = Counter("selfmask_workers_replaced", "Threads that run the model and had ended.", registry=own)
 
@@ -63,8 +65,9 @@ class Metrics:
         self._requests.labels(route, str(status)).inc()
         self._latency.labels(route).observe(seconds)
 
-    def ran(self, images: int, seconds: float) -> None:
+    def ran(self, images: int, masks: int, seconds: float) -> None:
         self._batch.observe(images)
+        self._masks.observe(masks)
         self._forward.observe(seconds)
 
     def replaced(self) -> None:
@@ -72,6 +75,9 @@ class Metrics:
 
     def packed(self, outcome: str) -> None:
         self._tier[outcome].inc()
+
+    def corrections(self, outcome: str) -> None:
+        self._mixed[outcome].inc()
 
     def expanded(self, outcome: str) -> None:
         if outcome == "hit":

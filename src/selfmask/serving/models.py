@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from torch import Tensor, nn
 
@@ -17,6 +17,14 @@ from ..masking.switching import Switch
 from ..objectives.heads import Head
 from ..preprocessing import Preprocessing
 from .hot import HotViews
+from .mixed import MixedPasses, Share
+
+
+class Mixable(NamedTuple):
+    """What it takes to run images of a model together with those of others."""
+
+    passes: MixedPasses
+    switch: Switch
 
 
 class Model(Protocol):
@@ -29,6 +37,8 @@ class Model(Protocol):
     map: FeatureMap | None
     fingerprint: str
     """Of all that its vectors depend on, but images and preprocessing: as an `Embedder` has it."""
+    mixable: Mixable | None
+    """None where its images must have a pass to themselves."""
 
     @property
     def nbytes(self) -> int:
@@ -38,6 +48,20 @@ class Model(Protocol):
         """Of uint8 images [n, 3, H, W] that were fitted: float32 [n, width]."""
 
 
+def can_share(one: Model, other: Model) -> bool:
+    """Whether images of both can be in one pass."""
+    return one.mixable is not None and other.mixable is not None and one.preprocessing == other.preprocessing
+
+
+def vectors_of(groups: Sequence[tuple[Model, int]], images: Tensor) -> Tensor:
+    """Of images, the first so many of which are of the first model, and so on: of one model, or of some that share."""
+    model = groups[0][0]
+    if len(groups) == 1 or model.mixable is None:
+        return model.vectors(images)
+    shares = [Share(each, each.mixable.switch, count) for each, count in groups if each.mixable is not None]
+    return model.mixable.passes.vectors(shares, images, model.preprocessing)
+
+
 class FrozenModel:
     """The backbone as it is."""
 
@@ -45,9 +69,18 @@ class FrozenModel:
     map: FeatureMap | None = None
     nbytes = 0
 
-    def __init__(self, name: str, base: nn.Module, preprocessing: Preprocessing, width: int, fingerprint: str) -> None:
+    def __init__(
+        self,
+        name: str,
+        base: nn.Module,
+        preprocessing: Preprocessing,
+        width: int,
+        fingerprint: str,
+        passes: MixedPasses | None = None,
+    ) -> None:
         self.name, self.base, self.fingerprint = name, base, fingerprint
         self.preprocessing, self.width = preprocessing, width
+        self.mixable = None if passes is None else Mixable(passes, Switch({}, {}))
 
     def vectors(self, images: Tensor) -> Tensor:
         with base_meant():
@@ -67,9 +100,11 @@ class MaskModel:
         head: Head | None,
         whiten: FeatureMap | None,
         fingerprint: str,
+        passes: MixedPasses | None = None,
     ) -> None:
         self.name, self.switch, self._views, self.fingerprint = name, switch, views, fingerprint
         self.preprocessing, self.width, self.head, self.map = preprocessing, width, head, whiten
+        self.mixable = Mixable(passes, switch) if passes is not None and passes.takes(switch) else None
 
     @property
     def nbytes(self) -> int:
@@ -84,6 +119,7 @@ class CascadeModel:
     """A cascade on the backbone: the dispatcher, and for each image the expert that the router chooses."""
 
     head: Head | None = None
+    mixable: Mixable | None = None
 
     def __init__(
         self, name: str, cascade: Cascade, views: HotViews, whiten: FeatureMap | None, fingerprint: str

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from ..errors import BusyError, FailedError, LateError, StoppingError, TooLargeError
-from .models import Model
+from .models import Model, can_share
 
 Clock = Callable[[], float]
+_ALONE = 4  # images of a mask, from which on they have a pass to themselves
 
 
 class Ticket:
@@ -27,12 +28,14 @@ class Ticket:
         self._model, self._finding = model, threading.Lock()
         self.batches: list[int] = [0] * count
         """How many images were in the forward pass of each."""
+        self.masks: list[int] = [0] * count
+        """Of how many models."""
         self._rows: list[Tensor | None] = [None] * count
         self._left, self._lock = count, threading.Lock()
 
-    def done(self, row: int, vector: Tensor, batch: int) -> None:
+    def done(self, row: int, vector: Tensor, batch: int, masks: int = 1) -> None:
         with self._lock:
-            self._rows[row], self.batches[row] = vector, batch
+            self._rows[row], self.batches[row], self.masks[row] = vector, batch, masks
             self._left -= 1
             if self._left:
                 return
@@ -80,7 +83,7 @@ class Queue:
 
     So a frequent mask fills batches while others have their turn, and a rare one waits no longer than it takes to run
     what was there before it. A group goes when it is full, when its first image has waited `max_wait` seconds, or when
-    no other image of its mask is on its way.
+    no other image of its mask is on its way. Groups of a few images that can share a pass go together.
     """
 
     def __init__(self, room: int, max_batch: int, max_wait: float, clock: Clock = time.monotonic) -> None:
@@ -168,7 +171,8 @@ class Queue:
             self._changed.notify_all()
 
     def take(self) -> list[Job] | None:
-        """The next batch, of one model: waits for it. None when the queue was stopped and is empty."""
+        """The next batch, of one model, or of one after the other: waits for it. None when the queue was stopped and
+        is empty."""
         with self._changed:
             while True:
                 now = self._clock()
@@ -192,14 +196,33 @@ class Queue:
         oldest, until = 0.0, None
         for model, group in self._groups.items():
             since = group[0].since
-            ready = len(group) >= self.max_batch or not self._coming[model.name] or since + self.max_wait <= now
-            if not ready:
+            if not self._is_ready(model, now):
                 until = min(since + self.max_wait, until or float("inf"))
             elif best is None or since < oldest:
                 best, oldest = model, since
         return best, until
 
+    def _is_ready(self, model: Model, now: float) -> bool:
+        group = self._groups[model]
+        return len(group) >= self.max_batch or not self._coming[model.name] or group[0].since + self.max_wait <= now
+
     def _batch(self, model: Model, now: float) -> list[Job]:
+        """Images of this model, and of others that share their pass, those that wait longest first."""
+        batch = self._drawn(model, now)
+        if not 0 < len(batch) < _ALONE:
+            return batch
+        others = [
+            other
+            for other, group in self._groups.items()
+            if len(group) < _ALONE and can_share(model, other) and self._is_ready(other, now)
+        ]
+        for other in sorted(others, key=lambda other: self._groups[other][0].since):
+            if len(batch) + len(self._groups[other]) > self.max_batch:
+                break
+            batch += self._drawn(other, now)
+        return batch
+
+    def _drawn(self, model: Model, now: float) -> list[Job]:
         """Those that still wait for an answer; what nobody waits for any more is dropped here."""
         group, batch, dropped = self._groups[model], list[Job](), 0
         while group and len(batch) < self.max_batch:

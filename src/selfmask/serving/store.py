@@ -25,6 +25,7 @@ from ..objectives.heads import Head, head_of
 from ..preprocessing import of_file
 from ..shelf import Found
 from .hot import HotViews
+from .mixed import MixedPasses
 from .models import CascadeModel, FrozenModel, MaskModel, Model
 from .shelf import FROZEN, Shelf, opened, unknown
 
@@ -48,14 +49,17 @@ class Store:
         room: int,
         size: int | None = None,
         count: Callable[[str], None] = lambda what: None,
+        *,
+        passes: MixedPasses | None = None,
     ) -> None:
-        """size: of images, where it is not to be the one that files say. count: told of every "hit" and "miss"."""
+        """size: of images, where it is not to be the one that files say. count: told of every "hit" and "miss". passes:
+        that models may share; None where each has its own."""
         self.backbone, self.shelf, self._views, self._room, self._count = backbone, shelf, views, room, count
-        self._size = size
+        self._size, self._passes = size, passes
         self.masked = MaskedModel(backbone.model)
         self._base_print = base_fingerprint(backbone.model, self.masked.fingerprints)
         preprocessing = of_file(backbone.preprocessing, backbone.preprocessing, size)
-        self.frozen = FrozenModel(FROZEN, backbone.model, preprocessing, backbone.width, self._base_print)
+        self.frozen = FrozenModel(FROZEN, backbone.model, preprocessing, backbone.width, self._base_print, passes)
         self._lock = threading.Lock()
         self._kept: OrderedDict[str, _Kept] = OrderedDict()
         self._loading: dict[tuple[str, Found], Future[Model]] = {}
@@ -158,7 +162,8 @@ class Store:
         fingerprint = mask_fingerprint(self._base_print, mask)
         whiten = self._map(map_file, MadeFor(fingerprint, preprocessing))
         switch = Switch.of(mask, self.backbone.model)
-        return MaskModel(name, switch, self._views, preprocessing, self.backbone.width, head, whiten, fingerprint)
+        width = self.backbone.width
+        return MaskModel(name, switch, self._views, preprocessing, width, head, whiten, fingerprint, self._passes)
 
     @staticmethod
     def _map(file: Path | None, made_for: MadeFor) -> FeatureMap | None:
@@ -195,6 +200,8 @@ class Store:
         if old is not None:
             self.nbytes -= old.nbytes
             self._views.forget(lambda key: key is old.result or (isinstance(key, tuple) and key[0] is old.result))
+            if self._passes is not None:
+                self._passes.forget(lambda key: key is old.result)
 
 
 def _again(error: UnusableModelError) -> UnusableModelError:

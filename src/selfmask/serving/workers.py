@@ -6,12 +6,14 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
+from itertools import groupby
 
 import torch
 from torch import Tensor
 
 from ..errors import FailedError
 from .metrics import Metrics
+from .models import Model, vectors_of
 from .queue import Job, Queue
 
 _log = logging.getLogger(__name__)
@@ -96,15 +98,16 @@ class Workers:
 
     def _run(self, jobs: Sequence[Job]) -> None:
         begin = time.monotonic()
+        groups = [(model, len(list(own))) for model, own in groupby(jobs, lambda job: job.model)]
         try:
             try:
-                vectors = self._vectors(jobs)
+                vectors = self._vectors(jobs, groups)
             finally:  # before anyone is answered: who asks again at once finds room
                 self._queue.leave(len(jobs))
-            self._metrics.ran(len(jobs), time.monotonic() - begin)
+            self._metrics.ran(len(jobs), len(groups), time.monotonic() - begin)
             for number, job in enumerate(jobs):
                 if isinstance(vectors, Tensor):
-                    job.ticket.done(job.row, vectors[number], len(jobs))
+                    job.ticket.done(job.row, vectors[number], len(jobs), len(groups))
                 else:
                     job.ticket.failed(vectors)
         except BaseException as caught:  # nobody waits for what will not come
@@ -112,9 +115,9 @@ class Workers:
                 job.ticket.failed(_failed(caught))
             raise
 
-    def _vectors(self, jobs: Sequence[Job]) -> Tensor | FailedError:
+    def _vectors(self, jobs: Sequence[Job], groups: Sequence[tuple[Model, int]]) -> Tensor | FailedError:
         try:
-            return jobs[0].model.vectors(torch.stack([job.pixels for job in jobs]))
+            return vectors_of(groups, torch.stack([job.pixels for job in jobs]))
         except Exception as caught:
             _log.exception("a forward pass failed")
             return _failed(caught)

@@ -1,0 +1,198 @@
+"""Images of different masks in one pass: the vectors of each are those of a view of its mask, but for rounding."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from selfmask import MaskConfig, MaskedModel, get_masked_model
+from selfmask.masking import corrections
+from selfmask.masking.corrections import Correction, Corrections, Plan, takes
+from selfmask.masking.mixed_view import MixedView, packed_weights
+from selfmask.masking.mixing import Mixing
+from selfmask.masking.switching import OffWeights, SpareView, Switch
+
+from . import test_switching as switched
+
+LAYERS = ("one", "two", "three", "line", "last")
+
+
+class Net(nn.Module):
+    """Convolutions of several kinds, with and without bias, norms with and without scale, and linear layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one = nn.Conv2d(3, 16, (3, 5), stride=(2, 1), padding=(1, 2), bias=False)
+        self.norm = nn.BatchNorm2d(16)
+        self.two = nn.Conv2d(16, 24, 3, padding=2, dilation=2)
+        self.bare = nn.BatchNorm2d(24, affine=False)
+        self.three = nn.Conv2d(24, 24, 1, stride=2, bias=False)
+        self.line = nn.Linear(24, 32)
+        self.last = nn.Linear(32, 8, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.three(self.bare(self.two(self.norm(self.one(x)).relu()))).relu()
+        z: torch.Tensor = self.last(self.line(y.flatten(2).mT).relu().mean(1))
+        return z
+
+
+def base() -> Net:
+    torch.manual_seed(0)
+    net = Net().eval()
+    for norm in (net.norm, net.bare):
+        assert norm.running_mean is not None
+        assert norm.running_var is not None
+        norm.running_mean.normal_()
+        norm.running_var.uniform_(0.5, 2)
+    return net
+
+
+def mask_file(path: Path, off: float, seed: int, **settings: object) -> Path:
+    masked = get_masked_model(base(), MaskConfig(**{"select": tuple(f"{name}.weight" for name in LAYERS), **settings}))  # type: ignore[arg-type]
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for score in masked.scores.parameters():
+            score.fill_(1).masked_fill_(torch.rand(score.shape, generator=generator) < off, -1)
+    masked.train()(torch.randn(4, 3, 11, 9, generator=generator))
+    masked.eval().save_pretrained(path)
+    return path
+
+
+def plan_of(net: nn.Module) -> Plan:
+    """Every weight is used in about so many places of an image of 11 x 9 pixels."""
+    counts = dict(zip(LAYERS, (54, 54, 15, 15, 1), strict=True))
+    return Plan(net, {f"{name}.weight": count for name, count in counts.items()}, ("norm", "bare"))
+
+
+CASES: list[tuple[float, dict[str, object]]] = [
+    (0.0, {}),
+    (0.01, {}),
+    (0.08, {}),
+    (0.05, {"select": ("two.weight", "line.weight")}),
+    (0.08, {"norm": "frozen"}),
+]
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("places", [0, 20, 10_000])
+@pytest.mark.parametrize("packed", [False, True])
+def test_every_image_gets_the_vector_of_its_mask(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: torch.memory_format, places: int, packed: bool
+) -> None:
+    """Whether layers are shared where masks have many weights off, or where few, or never."""
+    monkeypatch.setattr(corrections, "_PLACES", places)
+    net = base()
+    files = [mask_file(tmp_path / f"{n}.smn", off, n, **settings) for n, (off, settings) in enumerate(CASES)]
+    net.to(memory_format=layout)
+    plan = plan_of(net)
+    masked, spare = MaskedModel(net), SpareView(net)
+    mixed = MixedView(plan, packed_weights(plan, (11, 9)) if packed else {})
+    switches = [*(Switch.of(masked.read_mask(file), net) for file in files), Switch({}, {})]
+    assert all(takes(plan, each) for each in switches)
+    kept = [Corrections.of(each, plan) for each in switches]
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(5):
+        order = torch.randperm(len(switches), generator=generator).tolist()
+        groups = [(number, int(torch.randint(1, 4, (), generator=generator))) for number in order]
+        images = torch.randn(sum(count for _, count in groups), 3, 11, 9, generator=generator)
+        images = images.contiguous(memory_format=layout)
+        with torch.inference_mode():
+            mixed.put([(kept[number], count) for number, count in groups])
+            found = mixed.module(images).split([count for _, count in groups])
+            for (number, _), own, some in zip(groups, images.split([c for _, c in groups]), found, strict=True):
+                spare.put(switches[number])
+                torch.testing.assert_close(some, spare.module(own), rtol=1e-5, atol=1e-5)
+    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+
+
+def test_a_correction_is_the_product_with_the_weights_that_are_off() -> None:
+    random = np.random.default_rng(0)
+    weight = torch.randn(6, 40)
+    on = random.random((6, 40)) > 0.1
+    on[2] = True  # a row without any
+    correction = Correction.of(OffWeights.of(on.ravel(), (2.0,)), weight)
+    table = torch.randn(40, 7)
+    torch.testing.assert_close(correction.times(table), (weight * torch.from_numpy(~on)) @ table)
+
+
+def test_every_part_of_a_weight_has_a_scale_of_its_own() -> None:
+    on = np.random.default_rng(0).random(24 * 144) > 0.05
+    found = Corrections.of(Switch({"two.weight": OffWeights.of(on, (2.0, 3.0))}, {}), plan_of(base()))
+    assert found.scales.tolist() == [1.0] * 16 + [2.0] * 12 + [3.0] * 12 + [1.0] * 64
+
+
+@pytest.mark.parametrize(("name", "share"), [("two.bias", 0.05), ("norm.weight", 0.05), ("other.weight", 0.05)])
+def test_a_mask_of_other_tensors_is_not_taken(name: str, share: float) -> None:
+    assert not takes(plan_of(base()), Switch({name: OffWeights.of(np.ones(16, bool), (1.0,))}, {}))
+
+
+def test_a_layer_with_many_weights_off_has_them_written() -> None:
+    """But where these are most of the weights, nothing is gained."""
+    plan, on = plan_of(base()), np.random.default_rng(0).random(24 * 144) >= 0.3
+    switch = Switch({"one.weight": OffWeights.of(on[: 16 * 45], (1.0,))}, {})
+    assert takes(plan, switch)
+    assert Corrections.of(switch, plan).apart == switch.off
+    assert not takes(plan, Switch({"two.weight": OffWeights.of(on, (1.0,))}, {}))
+
+
+def test_a_mask_that_leaves_little_of_a_channel_is_not_taken() -> None:
+    plan, on = plan_of(base()), np.ones((24, 144), bool)
+    on[0, :72] = False
+    assert takes(plan, Switch({"two.weight": OffWeights.of(on.ravel(), (1.0,))}, {}))
+    on[0, 72] = False
+    assert not takes(plan, Switch({"two.weight": OffWeights.of(on.ravel(), (1.0,))}, {}))
+
+
+def test_statistics_of_other_norms_are_not_taken() -> None:
+    assert not takes(plan_of(base()), Switch({}, {"other.running_mean": torch.zeros(4)}))
+
+
+class Turned(nn.Module):
+    """Has images elsewhere than in the first dimension."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.line = nn.Conv2d(3, 8, 3), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.line(self.conv(x).flatten(2).permute(2, 0, 1)).mean(0)
+        return y
+
+
+class Grouped(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 6, 3, groups=3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.conv(x).mean((2, 3))
+        return y
+
+
+def test_whether_a_base_can_be_mixed_is_found_by_trying() -> None:
+    found = Mixing.of(base(), (11, 9))
+    assert found is not None
+    assert found._plan.places == plan_of(base()).places
+    assert found._plan.norms == ("norm", "bare")
+    for net in (switched.Sly(), Turned(), Grouped()):
+        found = Mixing.of(net.eval(), (9, 9))
+        assert found is None or not found.takes(_of_all(net)), type(net)
+    assert Mixing.of(nn.Flatten().eval(), (9, 9)) is None
+
+
+def _of_all(net: nn.Module) -> Switch:
+    weights = {name: each for name, each in net.named_parameters() if name.endswith("weight")}
+    return Switch({name: OffWeights.of(np.ones(each.numel(), bool), (1.0,)) for name, each in weights.items()}, {})
+
+
+def test_a_mixed_view_is_used_for_as_many_images_as_it_was_told() -> None:
+    plan = plan_of(base())
+    mixed = MixedView(plan, {})
+    mixed.put([(Corrections.of(Switch({}, {}), plan), 2)])
+    with pytest.raises(ValueError, match="2 images"):
+        mixed.module(torch.randn(3, 3, 11, 9))
