@@ -62,13 +62,14 @@ class Engine:
         self.catalogue = Catalogue(self.shelf, backbone)
         side = (config.size, config.size) if config.size else backbone.preprocessing.size
         passing = can_pass(backbone.model, side)
-        mixing = Mixing.of(backbone.model, side) if config.max_batch > 1 else None
-        # Of the memory for expanded models, half is for corrections: there they serve several times as many masks.
-        lent = min(config.max_hot // 2, config.spare_views) if mixing is not None else 0
-        room = lent * sum(each.nbytes for each in backbone.model.parameters())
-        passes = None
-        if mixing is not None:
-            passes = MixedPasses(mixing, max(0, room - mixing.nbytes), self.metrics.corrections)
+        # Of the memory for expanded models, half is for passes that masks share: there it serves several times as many.
+        lent = min(config.max_hot // 2, config.spare_views) if config.max_batch > 1 else 0
+        mixing, passes = Mixing.of(backbone.model, side) if lent > 0 else None, None
+        if mixing is None:
+            lent = 0
+        else:
+            room = lent * sum(each.nbytes for each in backbone.model.parameters()) - mixing.nbytes
+            passes = MixedPasses(mixing, room, self.metrics.corrections)
         views = HotViews(backbone.model, config.max_hot - lent, config.threads, self.metrics.expanded, passing=passing)
         self.store = Store(backbone, self.shelf, views, config.packed, config.size, self.metrics.packed, passes=passes)
         self.queue = Queue(config.queue, config.max_batch, config.max_wait_ms / 1000)
