@@ -91,9 +91,24 @@ def test_a_shared_pass_is_no_larger_than_asked_and_many_images_of_a_mask_have_th
 def test_a_group_that_waits_for_images_is_not_taken_along(queue: Queue, clock: Clock) -> None:
     a, b = model("a", 1), model("b", 1)
     line_up(queue, clock, a)
+    clock.now = 0.004
     line_up(queue, clock, b)
     queue.enter("b", 1)
+    clock.now = 0.006
     assert names(queue.take()) == ["a"]
+
+
+def test_who_shares_a_pass_waits_for_any_image_but_not_long_and_not_if_there_are_enough(clock: Clock) -> None:
+    queue, a = Queue(room=20, max_batch=32, max_wait=0.005, clock=clock), model("a", 1)
+    line_up(queue, clock, a)
+    queue.enter("other", 1)
+    assert queue._next(clock.now) == (None, 0.005)
+    clock.now = 0.006
+    assert queue._next(clock.now)[0] is a
+    clock.now = 0.0
+    for number in range(7):
+        line_up(queue, clock, model(f"m{number}", 1))
+    assert queue._next(clock.now)[0] is a
 
 
 def test_a_group_waits_for_images_that_are_coming_but_not_long(queue: Queue, clock: Clock) -> None:

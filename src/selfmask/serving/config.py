@@ -96,7 +96,7 @@ class ServeConfig:
 
     @property
     def spare_views(self) -> int:
-        """Expanded models that nobody has a right to: one is for each thread, and one for each pinned mask, if any."""
+        """Expanded models beyond those of threads, one each, and of pinned masks; or one, if nothing is pinned."""
         return self.max_hot - self.threads - max(1, len(self.pin))
 
     @property

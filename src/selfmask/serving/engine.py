@@ -62,8 +62,8 @@ class Engine:
         self.catalogue = Catalogue(self.shelf, backbone)
         side = (config.size, config.size) if config.size else backbone.preprocessing.size
         passing = can_pass(backbone.model, side)
-        # Of the memory for expanded models, half is for passes that masks share: there it serves several times as many.
-        lent = min(config.max_hot // 2, config.spare_views) if config.max_batch > 1 else 0
+        # What memory for expanded models can be spared is for passes that masks share: there it serves many more.
+        lent = config.spare_views if config.max_batch > 1 else 0
         mixing, passes = Mixing.of(backbone.model, side) if lent > 0 else None, None
         if mixing is None:
             lent = 0

@@ -17,6 +17,7 @@ from .models import Model, can_share
 
 Clock = Callable[[], float]
 _ALONE = 4  # images of a mask, from which on they have a pass to themselves
+_ENOUGH = 8  # images for a pass that masks share: more of them save little
 
 
 class Ticket:
@@ -83,7 +84,8 @@ class Queue:
 
     So a frequent mask fills batches while others have their turn, and a rare one waits no longer than it takes to run
     what was there before it. A group goes when it is full, when its first image has waited `max_wait` seconds, or when
-    no other image of its mask is on its way. Groups of a few images that can share a pass go together.
+    no other image of its mask is on its way. Groups of a few images that can share a pass go together: when they are
+    enough, or no image is on its way.
     """
 
     def __init__(self, room: int, max_batch: int, max_wait: float, clock: Clock = time.monotonic) -> None:
@@ -204,7 +206,11 @@ class Queue:
 
     def _is_ready(self, model: Model, now: float) -> bool:
         group = self._groups[model]
-        return len(group) >= self.max_batch or not self._coming[model.name] or group[0].since + self.max_wait <= now
+        if len(group) >= self.max_batch or group[0].since + self.max_wait <= now:
+            return True
+        if model.mixable is not None and len(group) < _ALONE:  # others may come along
+            return self._waiting >= _ENOUGH or not self._coming
+        return not self._coming[model.name]
 
     def _batch(self, model: Model, now: float) -> list[Job]:
         """Images of this model, and of others that share their pass, those that wait longest first."""
@@ -214,7 +220,9 @@ class Queue:
         others = [
             other
             for other, group in self._groups.items()
-            if len(group) < _ALONE and can_share(model, other) and self._is_ready(other, now)
+            if len(group) < _ALONE
+            and can_share(model, other)
+            and (not self._coming[other.name] or group[0].since + self.max_wait <= now)
         ]
         for other in sorted(others, key=lambda other: self._groups[other][0].since):
             if len(batch) + len(self._groups[other]) > self.max_batch:
