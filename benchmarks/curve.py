@@ -21,7 +21,7 @@ import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import mean
+from statistics import mean, median
 from typing import Any, get_args
 
 from selfmask import AdaptConfig, AdaptResult, adapt
@@ -39,6 +39,7 @@ LOG = Path("docs/logs/curve.jsonl")
 STEPS = Path("docs/logs/curve-steps.json")
 RUNS = Path("runs/curve")
 BUDGETS = ("2m", "20m", "2h")
+TRIES = 3  # measures of speed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,11 +95,12 @@ def planned() -> dict[str, dict[str, int]]:
 
 
 def plan(pair: Pair) -> None:
-    middle = BUDGETS[1]
-    found = run(pair, {"budget": middle}, dry_run=True).result
-    more = {budget: (seconds_of(budget) - seconds_of(middle)) / found["seconds_per_step"] for budget in BUDGETS}
-    steps = {budget: max(LEAST_STEPS, found["steps"] + round(each)) for budget, each in more.items()}
-    print(pair, steps, flush=True)
+    """The steps of all budgets by one measure of speed, the median of some: the machine may have been disturbed."""
+    found = [run(pair, {"steps": LEAST_STEPS}, dry_run=True).result for _ in range(TRIES)]
+    each = median(one["seconds_per_step"] for one in found)
+    besides = median(one["seconds"] - one["steps"] * one["seconds_per_step"] for one in found)
+    steps = {budget: max(LEAST_STEPS, int((seconds_of(budget) - besides) / each)) for budget in BUDGETS}
+    print(pair, steps, f"{each:.3f} s a step", flush=True)
     STEPS.write_text(json.dumps(planned() | {str(pair): steps}, indent=1) + "\n")
 
 

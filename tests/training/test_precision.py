@@ -31,6 +31,8 @@ def test_on_a_cpu_it_is_what_is_faster_there(able: None) -> None:
     plain, grouped = nn.Sequential(nn.Conv2d(4, 4, 3)), nn.Sequential(nn.Conv2d(4, 4, 3, groups=4))
     assert [chosen("auto", model, CPU) for model in (plain, grouped)] == ["bfloat16", "float32"]
     assert [chosen(given, grouped, CPU) for given in ("float32", "bfloat16")] == ["float32", "bfloat16"]  # as asked for
+    mixed = nn.Sequential(nn.Conv2d(4, 4, 3, groups=4), nn.Flatten(), nn.Linear(4, 64))
+    assert chosen("auto", mixed, CPU) == "bfloat16"  # a transformer with some grouped convolutions
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from torch import nn
 from .config import Precision
 
 _FAST = ("avx512_bf16", "amx_bf16")  # instructions of a CPU that multiply bfloat16; without them, it is emulated
+_WEIGHTED = (nn.Linear, nn.modules.conv._ConvNd)
 _ALLOWING = ("DEFAULT", "ALL", "BF16", "FP16", "AMX", "AVX10")  # what oneDNN calls sets of instructions with these
 
 
@@ -36,8 +37,16 @@ def _is_faster(model: nn.Module, device: torch.device) -> bool:
         return bool(torch.cuda.is_bf16_supported())
     if device.type != "cpu" or not multiplies_bfloat16():
         return False
-    # On a CPU, grouped convolutions take twice as long as in float32: `python -m benchmarks.precision`.
-    return not any(isinstance(each, nn.modules.conv._ConvNd) and each.groups > 1 for each in model.modules())
+    # On a CPU, grouped convolutions take twice as long as in float32: `python -m benchmarks.precision`. Where linear
+    # layers do most of the work, as in transformers that have some, that is still less than what these save.
+    grouped = any(isinstance(each, nn.modules.conv._ConvNd) and each.groups > 1 for each in model.modules())
+    return not grouped or _share_of_linear(model) > 0.5
+
+
+def _share_of_linear(model: nn.Module) -> float:
+    """Share of the weights, scores apart, that belong to linear layers."""
+    sizes = [(each, each.weight.numel()) for each in model.modules() if isinstance(each, _WEIGHTED)]
+    return sum(size for each, size in sizes if isinstance(each, nn.Linear)) / max(1, sum(size for _, size in sizes))
 
 
 def multiplies_bfloat16() -> bool:
