@@ -129,7 +129,8 @@ def show(lines: Sequence[dict[str, Any]]) -> None:
         ]
         totals[budget, method].append(gains)
         kept = sum(r["kept"] != "identity" for r in results)
-        steps, size = (mean(r[key] for r in results) for key in ("steps", "bytes"))
+        stored = "mask_bytes" if method == "mask" else "bytes"
+        steps, size = (mean(r[key] for r in results) for key in ("steps", stored))
         cells = [budget, method, str(pair), str(len(results)), f"{steps:.0f}", str(kept), f"{size:,.0f}"]
         print("| " + " | ".join([*cells, *(f"{gain:+.1f}" for gain in gains)]) + " |")
     for (budget, method), rows in totals.items():

@@ -379,7 +379,7 @@ def test_the_head_begins_with_features_less_their_mean() -> None:
     def frozen(view: Tensor) -> Tensor:
         return model.frozen(view) + 100
 
-    context = Context(model, FEATURES, 2, 0, frozen, lambda: [images], steps=1, frozen_vectors=Tensor, vectors=Tensor)
+    context = Context(model, FEATURES, 2, 0, frozen, lambda: [images], 1, Tensor, Tensor, lambda: (Tensor(), None))
     dino = DINOConfig(**TINY).build(context)
     assert float(1 - dino.head.points(frozen(images)).mean(0).square().sum().detach()) > 0.5
     assert dino.large_crops == 2

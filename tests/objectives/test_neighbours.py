@@ -19,8 +19,9 @@ from torch import Tensor
 from selfmask import adapt
 from selfmask.data.views import ViewsConfig
 from selfmask.errors import ConfigError
+from selfmask.evaluation.whitening import chosen_power
 from selfmask.objectives.neighbours import Neighbours, NeighboursConfig, nearest
-from selfmask.objectives.principal import whitened
+from selfmask.objectives.principal import principal, whitened
 
 from ..training import small as runs
 from . import small
@@ -34,9 +35,12 @@ def features(seed: int = 1) -> Tensor:
     return torch.randn(IMAGES, FEATURES, generator=torch.Generator().manual_seed(seed)) + 0.5
 
 
-def objective(own: Tensor | None = None, refreshes: int = 4, **settings: Any) -> Neighbours:
-    config = NeighboursConfig(**{"neighbours": NEAR, "width": 4, **settings})
-    return Neighbours(features(), config, own=lambda: features(2) if own is None else own, refreshes=refreshes)
+def objective(
+    own: Tensor | None = None, refreshes: int = 4, places: Tensor | None = None, **settings: Any
+) -> Neighbours:
+    config = NeighboursConfig(**{"neighbours": NEAR, "width": 4, "power": 0.5, **settings})
+    own = features(2) if own is None else own
+    return Neighbours(features(), config, own=lambda: own, refreshes=refreshes, places=places)
 
 
 def batch(*numbers: int) -> tuple[list[Tensor], Tensor]:
@@ -109,6 +113,30 @@ def test_neighbours_are_found_anew_by_both_teachers() -> None:
     assert not torch.equal(loss.near, first)
 
 
+def test_what_is_seen_where_has_the_same_say_as_vectors() -> None:
+    places = torch.randn(IMAGES, 10, generator=torch.Generator().manual_seed(4)) * 100
+    similar = sum(each @ each.T for each in (whitened(features(), 0.5, 4), whitened(places, 0.5, 4)))
+    assert isinstance(similar, Tensor)
+    similar.fill_diagonal_(-math.inf)
+    found = objective(places=places)
+    assert torch.equal(found.near.sort(1).values, similar.topk(NEAR, 1).indices.sort(1).values)
+    assert not torch.equal(found.near.sort(1).values, objective().near.sort(1).values)
+
+
+@pytest.mark.parametrize(("width", "power"), [(40, 0.5), (200, 0.25), (400, 0.0)])
+def test_the_teacher_is_whitened_as_the_map_would_unless_told(width: int, power: float) -> None:
+    """Directions at work: all 40; of 200 with variances that fall, fewer than 150 only with less whitening; of 400."""
+    random = torch.Generator().manual_seed(5)
+    frozen = torch.randn(900, width, generator=random) * torch.linspace(2, 0.2, width)
+    assert chosen_power(principal(frozen)[0]) == power
+    near = [
+        Neighbours(frozen, NeighboursConfig(power=given), own=lambda: frozen, refreshes=1).near
+        for given in (None, power, 1.0)
+    ]
+    assert torch.equal(near[0], near[1])
+    assert not torch.equal(near[0], near[2])
+
+
 def test_a_resumed_run_has_the_same_neighbours_and_does_not_find_them_twice() -> None:
     one = objective(refreshes=2)
     one.before_step(backbone(), 0.6)
@@ -123,7 +151,7 @@ def test_a_resumed_run_has_the_same_neighbours_and_does_not_find_them_twice() ->
 def test_of_few_images_few_are_neighbours() -> None:
     def near(count: int) -> int:
         vectors = torch.randn(count, FEATURES, generator=torch.Generator().manual_seed(0))
-        context: Any = SimpleNamespace(steps=10, frozen_vectors=lambda: vectors, vectors=lambda: vectors)
+        context: Any = SimpleNamespace(steps=10, frozen_layout=lambda: (vectors, None), vectors=lambda: vectors)
         return NeighboursConfig().build(context).near.shape[1]
 
     assert [near(count) for count in (2, 19, 60, 300)] == [1, 1, 6, 20]

@@ -12,7 +12,9 @@ from selfmask.objectives.swav import SwAV, SwAVConfig
 
 def built(config: SwAVConfig, features: Tensor, steps: int = 100) -> SwAV:
     model = nn.Identity()
-    context = Context(model, features.shape[1], 2, 0, model, list, steps, lambda: features, lambda: features)
+    context = Context(
+        model, features.shape[1], 2, 0, model, list, steps, lambda: features, lambda: features, lambda: (features, None)
+    )
     return config.build(context)
 
 

@@ -30,6 +30,7 @@ from ..running import evaluating
 from ..training.beside import Beside, Tuned
 from ..training.display import Display
 from ..training.guard import Guard
+from ..training.layout import Layout
 from ..training.loop import ParameterGroup
 from ..training.methods import Learner, frozen_beside, prepare_beside
 from ..training.quality import Gain, quality_on
@@ -231,11 +232,20 @@ class Adaptation(Recipe):
             steps=run.steps,
             frozen_vectors=lambda: run.vectors(model.frozen),
             vectors=lambda: self._vectors(run),
+            frozen_layout=lambda: self._frozen_layout(run),
         )
         objective = self.config.objective.build(context)
         if self.start is not None and not self.start.heads(objective):
             run.display.say("the heads start from scratch: no saved heads fit")
         return objective
+
+    @staticmethod
+    def _frozen_layout(run: Run) -> tuple[Tensor, Tensor | None]:
+        model = _beside(run.learner)
+        layout = Layout(model.base, model.frozen)
+        both = run.vectors(layout)
+        vectors, places = both[:, : layout.features], both[:, layout.features :]
+        return vectors, places if places.shape[1] else None
 
     def _vectors(self, run: Run) -> Tensor:
         """Features of the images that are trained on, by the model as it is now."""

@@ -87,6 +87,8 @@ class Context:
     steps: the length of the run.
     frozen_vectors: the frozen backbone's features of all images that are trained on, in the order of their numbers.
     vectors: those of the model as it is now, as it would be used.
+    frozen_layout: `frozen_vectors`, and what a stage before the last sees where (`training/layout.py`), [images,
+        numbers]; None where the backbone has no such stage.
     """
 
     model: nn.Module
@@ -98,6 +100,7 @@ class Context:
     steps: int
     frozen_vectors: Callable[[], Tensor]
     vectors: Callable[[], Tensor]
+    frozen_layout: Callable[[], tuple[Tensor, Tensor | None]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -6,10 +6,11 @@ with the weight `share`, its nearest neighbours N(i):
 
     loss = mean over views of  - (1 - share) log p[i] - share * mean over j in N(i) of log p[j]
 
-Who is a neighbour of whom, a teacher says: the features of the frozen backbone, whitened, which finds neighbours of the
-same kind more often than raw features do. Now and then the neighbours are found anew, from the mean of the frozen
-similarity and that of the run's own features, which get better; the frozen ones keep a say, so that errors do not feed
-on themselves. The teacher sees each image a few times in a run, not in every step.
+Who is a neighbour of whom, a teacher says: the features of the frozen backbone, whitened as the map would, beside what
+an earlier stage sees where. Both find neighbours of the same kind more often than raw features do. Now and then the
+neighbours are found anew, from the mean of the frozen similarity and that of the run's own features, which get better;
+the frozen ones keep a say, so that errors do not feed on themselves. The teacher sees each image a few times in a run,
+not in every step.
 """
 
 from __future__ import annotations
@@ -25,9 +26,10 @@ from torch import Tensor, nn
 
 from ..data.views import ViewsConfig
 from ..errors import ConfigError
+from ..evaluation.whitening import chosen_power
 from .base import Context, Health, Objective, ObjectiveConfig, register
 from .contrast import gathered
-from .principal import whitened, whitening
+from .principal import principal, whitened, whitening
 from .swav import run_by_size
 
 _OF_FEW = 10  # of so many images, one at most is a neighbour: classes of few images are small
@@ -44,7 +46,8 @@ class NeighboursConfig(ObjectiveConfig):
     share: share of the target that neighbours get; the rest is the image's own.
     refresh: number of steps after which neighbours are found anew.
     keep: share of its vector that an image keeps in the bank when it is seen again.
-    power: how far the teacher's features are whitened, from 0 (not at all) to 1.
+    power: how far the teacher's features are whitened, from 0 (not at all) to 1; by default as the map chooses.
+    layout: compare images also by what an earlier stage of the backbone sees at 4 x 4 places.
     start: how far the projector whitens features when it starts.
     width: largest length of the vectors in the bank.
     """
@@ -58,20 +61,22 @@ class NeighboursConfig(ObjectiveConfig):
     share: float = 0.5
     refresh: int = 240
     keep: float = 0.5
-    power: float = 0.5
+    power: float | None = None
+    layout: bool = True
     start: float = 0.5
     width: int = 256
 
     def __post_init__(self) -> None:
         self.check_positive("temperature")
         self.check_whole(neighbours=1, refresh=1, width=2)
-        self.check_share("share", "keep", "power", "start", of="")
+        self.check_share("share", "keep", "start", *(() if self.power is None else ("power",)), of="")
 
     def build(self, context: Context) -> Neighbours:
-        frozen, refreshes = context.frozen_vectors(), max(1, round(context.steps / self.refresh))
+        frozen, places = context.frozen_layout() if self.layout else (context.frozen_vectors(), None)
         count = min(self.neighbours, max(1, len(frozen) // _OF_FEW))
         config = dataclasses.replace(self, neighbours=count)
-        return Neighbours(frozen, config, own=context.vectors, refreshes=refreshes)
+        refreshes = max(1, round(context.steps / self.refresh))
+        return Neighbours(frozen, config, own=context.vectors, refreshes=refreshes, places=places)
 
 
 class Neighbours(Objective):
@@ -80,6 +85,7 @@ class Neighbours(Objective):
     frozen: the frozen backbone's features of all images, [n, features], in the order of their numbers.
     own: the features of the model as it is now, likewise.
     refreshes: how many parts the run has; neighbours are found anew between them.
+    places: what an earlier stage of the frozen backbone sees where, likewise.
     """
 
     heads = ("projector",)
@@ -87,14 +93,25 @@ class Neighbours(Objective):
     near: Tensor
     done: Tensor
 
-    def __init__(self, frozen: Tensor, config: NeighboursConfig, *, own: Callable[[], Tensor], refreshes: int) -> None:
+    def __init__(
+        self,
+        frozen: Tensor,
+        config: NeighboursConfig,
+        *,
+        own: Callable[[], Tensor],
+        refreshes: int,
+        places: Tensor | None = None,
+    ) -> None:
         super().__init__()
         self.config, self._own, self._refreshes = config, own, refreshes
         if len(frozen) <= config.neighbours:
             raise ConfigError(
                 "there are fewer images than neighbours", expected=f"more than {config.neighbours}", found=len(frozen)
             )
-        self._teacher = whitened(frozen, config.power, config.width)
+        self._power = chosen_power(principal(frozen)[0]) if config.power is None else config.power
+        self._teacher = self._whitened(frozen)
+        if places is not None:  # either has the same say
+            self._teacher = F.normalize(torch.cat([self._teacher, self._whitened(places)], 1), dim=1)
         self.projector = nn.Linear(frozen.shape[1], min(config.width, frozen.shape[1]))
         centre, matrix = frozen.mean(0), whitening(frozen, config.start, config.width)
         with torch.no_grad():
@@ -108,9 +125,12 @@ class Neighbours(Objective):
     def before_step(self, model: nn.Module, progress: float) -> None:
         due = int(progress * self._refreshes)
         if due > int(self.done):
-            own = whitened(self._own(), self.config.power, self.config.width)
+            own = self._whitened(self._own())
             self.near.copy_(nearest(torch.cat([self._teacher.to(own), own], 1), self.config.neighbours))
             self.done.fill_(due)
+
+    def _whitened(self, features: Tensor) -> Tensor:
+        return whitened(features, self._power, self.config.width)
 
     def loss(self, model: nn.Module, batch: Any, progress: float) -> tuple[Tensor, Health]:
         views, numbers = batch

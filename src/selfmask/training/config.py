@@ -33,8 +33,8 @@ class LoopConfig:
     accumulate: number of micro-batches that each batch is divided into, to save memory; their gradients are
         accumulated. SwAV assigns prototypes within each micro-batch, as if it were a batch of its own.
     precision: precision of the backbone's passes in training; auto means bfloat16 where that is faster (on a GPU that
-        supports it, and on a CPU that does, for networks without grouped convolutions or mostly of linear layers), otherwise
-        float32.
+        supports it, and on a CPU that does, for networks without grouped convolutions or mostly of linear layers),
+        otherwise float32.
     compile: compile the model with torch.compile.
     sync_norm: with several processes, compute batch-norm statistics over all of them instead of per process.
     workers: number of processes that prepare views in advance; by default 0 on a CPU, where training uses all cores,
