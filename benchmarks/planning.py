@@ -16,7 +16,7 @@ PLANNED, ALL, MASKS = 48, 100_000_000, 10_000
 CORES, PRICE = 1_000, 0.04
 """Rented, and dollars an hour for each: assumed, not measured."""
 MASK = 380_350  # bytes of a learned mask of ResNet-50: docs/benchmarks.md
-NAMED = 54  # bytes for each name in a process: `python -m benchmarks.streams names`
+NAMED = 56  # bytes for each name in a process: `python -m benchmarks.streams names`
 
 
 def main() -> int:

@@ -145,7 +145,8 @@ def served(folder: Path) -> Iterator[int]:
 
 
 def ask(url: str, data: bytes | None = None) -> bytes:
-    with urllib.request.urlopen(urllib.request.Request(url, data), timeout=10) as answer:
+    request = urllib.request.Request(url, data, {"Content-Type": "text/plain"})
+    with urllib.request.urlopen(request, timeout=10) as answer:
         found: bytes = answer.read()
     return found
 

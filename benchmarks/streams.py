@@ -29,7 +29,7 @@ from sklearn.datasets import load_sample_images
 
 NAMES = 10_000_000
 IMAGES, TAR = 4_000, 500
-ADAPTED, STEPS, ROUNDS = 1_000, 20, 3
+ADAPTED, STEPS, ROUNDS = 1_000, 20, 5
 PHOTOS, SIDE = 120, 448
 console = Console(width=150)
 
