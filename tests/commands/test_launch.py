@@ -1,6 +1,7 @@
 """Commands as jobs: what is finished is kept, and the rest done, whatever happened to a job."""
 
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -119,6 +120,42 @@ def test_options_of_jobs() -> None:
     for odd in ("x", "=3", "a b=3"):
         with pytest.raises(ConfigError, match="--job-option"):
             job_options([odd])
+
+
+SLURM_SAYS = """
+import signal, sys
+from selfmask.commands.launch.job import Job
+
+job = Job(tuple(sys.argv[1:]), ".")
+
+def over(*_):
+    again = job.checkpoint().function
+    sys.exit(0 if (again.words, again.folder) == (job.words, job.folder) else 1)
+
+signal.signal(signal.SIGUSR2, over)
+job()
+"""
+
+
+@pytest.mark.heavy
+def test_a_job_whose_time_is_over_saves_first(tmp_path: Path) -> None:
+    """As submitit does it on Slurm, which tells all processes of the job."""
+    words = ("adapt", "selfmask/fashion", "--backbone", "selfmask/tiny", "--steps", "9999", "--most-images", "100")
+    words += ("--batch-size", "8", "--log-every", "1", "--out", "run")
+    with (tmp_path / "log").open("w") as log:
+        job = subprocess.Popen([sys.executable, "-c", SLURM_SAYS, *words], cwd=tmp_path, stdout=log, stderr=log)
+    try:
+        until, steps = time.monotonic() + 120, tmp_path / "run/log.jsonl"
+        while not (steps.exists() and steps.stat().st_size) and time.monotonic() < until:
+            time.sleep(0.1)
+        for each in [*psutil.Process(job.pid).children(), psutil.Process(job.pid)]:
+            each.send_signal(signal.SIGUSR2)
+        assert job.wait(60) == 0
+    finally:
+        job.kill()
+        job.wait()
+    assert "everything is saved" in (tmp_path / "log").read_text()
+    assert (tmp_path / "run/checkpoints/last.pt").exists()
 
 
 def test_what_waits_for_a_job_needs_little_memory() -> None:
