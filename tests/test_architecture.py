@@ -76,13 +76,13 @@ def loaded_by(module: str) -> list[str]:
         ("selfmask", 2, {"torch", "numpy", "rich", "typer"}),
         pytest.param(
             "selfmask.masking",
-            35,
+            37,
             {*COMPILER, "timm", "PIL", "accelerate", "huggingface_hub", "rich", "selfmask.data"},
             marks=pytest.mark.heavy,
         ),
         (
             "selfmask.commands.adapt",
-            129,
+            132,
             {*COMPILER, "timm", "sklearn", "matplotlib", "peft", "transformers", "selfmask.cascade"},
         ),
     ],

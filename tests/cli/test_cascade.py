@@ -103,7 +103,7 @@ def test_experts_can_be_handed_out(place: Path, tmp_path: Path) -> None:
         (("cascade", "expert", "NOWHERE", "--index", "0"), "not a run folder of `selfmask cascade`"),
         (("cascade", "finish", "NOWHERE"), "not a run folder of `selfmask cascade`"),
         (("cascade", "PHOTOS", *SMALL, "--components", "300", "--out", "OUT"), "300 components"),
-        (("cascade", "PHOTOS", *SMALL, "--experts", "30", "--out", "OUT"), "cluster"),
+        (("cascade", "PHOTOS", *SMALL, "--experts", "30", "--out", "OUT"), "fewer images than the experts need"),
         (("cascade", "PHOTOS", *SMALL, "--dispatcher", "NOWHERE", "--out", "OUT"), "does not exist"),
         (("cascade", "PHOTOS", *SMALL, "--experts", "0"), "experts is out of range"),
         (("cascade", "expert", "RUN", "--index", "7"), "no such expert"),
