@@ -199,8 +199,12 @@ def test_what_the_run_measured_is_known_from_its_folder(tmp_path: Path) -> None:
 def test_exit_codes_say_whether_the_mask_helps(tmp_path: Path, mask: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     photos = clothes(tmp_path / "photos", range(40))
     embedder = load_embedder(mask)
-    identity = MaskedModel.from_pretrained(load_backbone(TINY).model, mask)
-    assert identity.num_masked
+    identity = tmp_path / "identity.smn"
+    get_masked_model(load_backbone(TINY).model, MaskConfig()).save_pretrained(identity)
+    done = selfmask("check", identity, photos)
+    assert done.returncode == NOTHING_GAINED
+    assert "as with a mask that leaves all weights on" in done.stdout
+    assert "leaves all weights on" not in selfmask("check", mask, photos).stdout
     assert check(embedder, open_images(str(photos))).drift is None
     monkeypatch.setattr("selfmask.commands.check.Gain.of", lambda *_, **__: Gain(0.1, 0.01, 30))
     assert selfmask("check", mask, photos).returncode == 0
