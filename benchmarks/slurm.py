@@ -1,4 +1,4 @@
-"""`python -m benchmarks.slurm [--log FILE]`: jobs on a real Slurm, of one node, that this command starts and ends.
+"""`python -m benchmarks.slurm [--only works|limits] [--log FILE]`: jobs on a real Slurm, of one node, that this command starts and ends.
 
 It needs root, and Debian's packages:
 
@@ -37,7 +37,7 @@ from .load_servers import free_port
 HOST = socket.gethostname().partition(".")[0]
 NEEDED = ("munged", "mariadbd", "mariadb-install-db", "slurmdbd", "slurmctld", "slurmd", "sbatch")
 PATIENCE = 60.0  # seconds to start something
-LONG = "800"  # steps of experts that have not enough time
+LONG = "1600"  # steps of experts that have not enough time
 SLURM = """
 ClusterName=loopback
 SlurmctldHost={host}(127.0.0.1)
@@ -202,8 +202,12 @@ def limits(folder: Path, environment: dict[str, str]) -> Iterator[Found]:
     yield found
 
 
+PARTS = {"works": works, "limits": limits}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", choices=PARTS, help="one part of it")
     parser.add_argument("--log", type=Path, help="where to write what is printed")
     asked = parser.parse_args()
     if missing := [name for name in NEEDED if shutil.which(name) is None]:
@@ -214,7 +218,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as place, cluster(Path(place)) as environment:
         console.print(_answer("scontrol", "--version", environment=environment).strip(), f"on {os.cpu_count()} cores")
         folder = prepared(Path(place) / "work")
-        found = told(chain(works(folder, environment), limits(folder, environment)), console)
+        parts = [part for name, part in PARTS.items() if asked.only in (None, name)]
+        found = told(chain.from_iterable(part(folder, environment) for part in parts), console)
         console.print(table("slurm", found))
         columns = "JobID%12,State%20,ExitCode,Elapsed,MaxRSS,JobName"
         console.print(_answer("sacct", "-D", "-o", columns, environment=environment))
