@@ -18,7 +18,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean, median
@@ -112,30 +111,58 @@ def method_of(line: Mapping[str, Any]) -> str:
     return str(line["result"]["method"])
 
 
+Gains = dict[tuple[Pair, int], list[float]]
+"""Of a pair and a seed: points above frozen in all columns, and then of both with the map."""
+
+
 def show(lines: Sequence[dict[str, Any]]) -> None:
-    """Points above the frozen backbone, with the map on both sides in the columns that say so; means over seeds."""
-    found: dict[tuple[str, str, Pair], list[dict[str, Any]]] = defaultdict(list)
-    for line in lines:
-        found[line["budget"], method_of(line), Pair(line["backbone"], line["images"])].append(line["result"])
-    columns = [(suffix, key) for suffix in ("", "+map") for key in COLUMNS]
-    heads = [COLUMNS[key] + (", both mapped" if suffix else "") for suffix, key in columns]
-    print("| budget | method | pair | runs | steps | kept | bytes | " + " | ".join(heads) + " |")
-    print("|" + " --- |" * (7 + len(columns)))
-    totals: dict[tuple[str, str], list[list[float]]] = defaultdict(list)
-    for (budget, method, pair), results in found.items():
-        gains = [
-            100 * mean(r["rows"][method + suffix][key] - r["rows"]["frozen" + suffix][key] for r in results)
-            for suffix, key in columns
-        ]
-        totals[budget, method].append(gains)
-        kept = sum(r["kept"] != "identity" for r in results)
-        stored = "mask_bytes" if method == "mask" else "bytes"
-        steps, size = (mean(r[key] for r in results) for key in ("steps", stored))
-        cells = [budget, method, str(pair), str(len(results)), f"{steps:.0f}", str(kept), f"{size:,.0f}"]
-        print("| " + " | ".join([*cells, *(f"{gain:+.1f}" for gain in gains)]) + " |")
-    for (budget, method), rows in totals.items():
-        means = [f"**{mean(column):+.1f}**" for column in zip(*rows, strict=True)]
-        print("| " + " | ".join([budget, method, f"mean of {len(rows)}", "", "", "", "", *means]) + " |")
+    """A table for each budget and method, with means over seeds, and what it adds to the budget before it."""
+    before: dict[str, Gains] = {}
+    for method in get_args(AdaptMethod):
+        for budget in BUDGETS:
+            found = [line for line in lines if (line["budget"], method_of(line)) == (budget, method)]
+            if found:
+                gains = {
+                    (Pair(line["backbone"], line["images"]), line["seed"]): _gains(line["result"]) for line in found
+                }
+                _table(f"{budget}, {method}", found, gains)
+                if shared := gains.keys() & before.get(method, {}).keys():
+                    more = [
+                        [now - then for now, then in zip(gains[each], before[method][each], strict=True)]
+                        for each in shared
+                    ]
+                    print(_row([f"more than the budget before (runs: {len(shared)})", "", "", "", ""], _means(more)))
+                before[method] = gains
+
+
+def _table(title: str, lines: Sequence[dict[str, Any]], gains: Gains) -> None:
+    print(f"\n{title}: without a map, and with one\n")
+    print("| " + " | ".join(["pair", "runs", "kept", "steps", "kB", *COLUMNS.values()]) + " |")
+    print("|" + " --- |" * (5 + len(COLUMNS)))
+    rows = []
+    for pair in dict.fromkeys(pair for pair in PAIRS if any(each == pair for each, _ in gains)):
+        results = [line["result"] for line in lines if Pair(line["backbone"], line["images"]) == pair]
+        rows.append(_means([own for (each, _), own in gains.items() if each == pair]))
+        stored = "mask_bytes" if method_of(lines[0]) == "mask" else "bytes"
+        kept = sum(each["kept"] != "identity" for each in results)
+        steps, size = (mean(each[key] for each in results) for key in ("steps", stored))
+        print(_row([str(pair), str(len(results)), str(kept), f"{steps:,.0f}", f"{size / 1000:,.0f}"], rows[-1]))
+    print(_row([f"**mean of {len(rows)}**", "", "", "", ""], _means(rows)))
+
+
+def _gains(result: Mapping[str, Any]) -> list[float]:
+    rows, method = result["rows"], result["method"]
+    return [100 * (rows[method + end][key] - rows["frozen" + end][key]) for end in ("", "+map") for key in COLUMNS]
+
+
+def _means(rows: Sequence[Sequence[float]]) -> list[float]:
+    return [mean(column) for column in zip(*rows, strict=True)]
+
+
+def _row(cells: Sequence[str], gains: Sequence[float]) -> str:
+    half = len(gains) // 2
+    told = [f"{plain:+.1f}, {mapped:+.1f}" for plain, mapped in zip(gains[:half], gains[half:], strict=True)]
+    return "| " + " | ".join([*cells, *told]) + " |"
 
 
 def main() -> None:

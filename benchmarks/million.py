@@ -1,4 +1,4 @@
-"""`python -m benchmarks.million [IMAGES]`: a million tiny images in tars, by one process, by two, and by engines.
+"""`python -m benchmarks.million [IMAGES] [--only WAY ...]`: a million tiny images in tars, by processes and engines.
 
 Images are those of CIFAR-10, as JPEG, again and again under other names. All ways write two shards, whose bytes must be
 the same. Seconds are those of the clock, of whole commands, from the first import to the last byte, on a machine that
@@ -7,6 +7,7 @@ does nothing else; every process has one thread for networks (OMP_NUM_THREADS=1)
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import io
 import json
@@ -19,7 +20,7 @@ import tarfile
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,32 +37,27 @@ LIMIT = 0.9  # of the images a second that as many plain processes embed
 
 
 def main() -> int:
-    count = int(sys.argv[1]) if sys.argv[1:] else IMAGES
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("images", type=int, nargs="?", default=IMAGES)
+    parser.add_argument("--only", nargs="*", default=WAYS, choices=WAYS, metavar="WAY", help=", ".join(WAYS))
+    asked = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
     with tempfile.TemporaryDirectory() as folder:
         os.environ["SELFMASK_CACHE"] = str(Path(folder) / "cache")
-        return compare(Path(folder), count)
+        return compare(Path(folder), asked.images, asked.only)
 
 
-def compare(folder: Path, count: int) -> int:
+def compare(folder: Path, count: int, only: Sequence[str]) -> int:
     tars = folder / "tars"
     size = write_tars(tars, count)
     print(f"{count:,} images in {len(list(tars.iterdir()))} tars, {size / 1e9:.2f} GB", flush=True)
     rows = [{"tars": which, **alone(listed, str(tars))} for which in ("looked through", "known")]
     show("opening them, seconds of the processor", rows)
 
-    ways: dict[str, Callable[[Path, Path], None]] = {
-        "one process": one,
-        "two processes": two,
-        "two jobs, submitit": jobs,
-    }
-    known = subprocess.run([sys.executable, "-m", "selfmask", "embed", "--help"], capture_output=True, text=True)
-    if "Ray" in known.stdout:
-        ways["two jobs, Ray"] = ray
-    ways["submitit, a job killed half-way"] = killed
     table: list[dict[str, Any]] = []
     sums, usual = dict[str, str](), 0.0
-    for name, way in ways.items():
+    for name in only:
+        way = WAYS[name]
         out = folder / "out"
         with Watch() as watch:
             began = time.monotonic()
@@ -164,6 +160,15 @@ def killed(tars: Path, out: Path) -> None:
         raise AssertionError("no job to kill")
     assert launched.wait() != 0
     jobs(tars, out)
+
+
+WAYS: dict[str, Callable[[Path, Path], None]] = {
+    "one process": one,
+    "two processes": two,
+    "two jobs, submitit": jobs,
+    "two jobs, Ray": ray,
+    "submitit, a job killed half-way": killed,
+}
 
 
 class Watch:

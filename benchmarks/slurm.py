@@ -1,4 +1,4 @@
-"""`python -m benchmarks.slurm [--only works|limits] [--log FILE]`: jobs on a real Slurm, of one node, that this command starts and ends.
+"""`python -m benchmarks.slurm [--only works|limits] [--log FILE]`: jobs on a real Slurm of one node, which this starts.
 
 It needs root, and Debian's packages:
 

@@ -32,6 +32,8 @@ class ByRay:
 
     def run(self, jobs: Sequence[Job]) -> Iterator[End]:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        # Of a cluster for these jobs alone: workers with the lowest priority embedded 7 % fewer images a second.
+        os.environ.setdefault("RAY_worker_niceness", "0")
         try:
             import ray
         except ImportError:
