@@ -156,6 +156,7 @@ def test_commands_run(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What takes minutes (`make`, demo, comparison, benchmarks, pretraining) is only seen to exist; others test it."""
     found = list(dict.fromkeys(command for page in PAGES for command in commands(page)))
     assert {"make demo", "make test"} <= set(found)
+    monkeypatch.setenv("RAY_ADDRESS", "local")  # not the cluster of another test, which may be about to be killed
     for command in found:
         program, *arguments = shlex.split(smaller(command))
         if program == "make":

@@ -74,7 +74,10 @@ def test_a_node_of_ray_that_is_lost_takes_nothing_with_it(place: Path, work: Wor
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("engine", ["local", "ray"])
-def test_a_job_that_fails_is_named_and_the_others_go_on(tmp_path: Path, engine: str) -> None:
+def test_a_job_that_fails_is_named_and_the_others_go_on(
+    tmp_path: Path, engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "local")  # not the cluster of another test, which may be about to be killed
     shards(tmp_path / "s", 3)
     words = ("embed", "selfmask/tiny", tmp_path / "s", "--batch-size", "8", "--shard", "all/3", "--launch", engine)
     partial = tmp_path / "v" / "_partial"
