@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from PIL import Image
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, Route, expect, sync_playwright
 
 from selfmask.data import open_images
 from selfmask.serving import building
@@ -184,14 +184,30 @@ def test_all_is_done_by_keyboard(browser: Browser, address: str, place: Path) ->
         wanted = str(first.get_attribute("title"))
         page.keyboard.press("Enter")
         expect(page.locator("#photo")).to_have_attribute("alt", re.compile(re.escape(wanted) + "$"))
+        expect(page.locator("#results")).to_be_focused()
         page.locator("#plane").focus()
         for key in ("ArrowRight", "ArrowRight", "ArrowDown", "ArrowLeft", "ArrowUp"):
             page.keyboard.press(key)
         expect(page.locator("#plane circle.at")).to_have_count(1)
+        expect(page.locator("#peek:not([aria-busy])")).to_have_count(1)
         expect(page.locator("#peek figcaption")).not_to_be_empty()
         peeked = page.locator("#peek figcaption").inner_text()
         page.keyboard.press("Enter")
         expect(page.locator("#photo")).to_have_attribute("alt", peeked)
+
+
+def test_who_goes_on_while_a_search_runs_is_not_called_back(browser: Browser, address: str) -> None:
+    with page_at(browser, address) as page:
+        waiting = list[Route]()
+        page.route("**/v1/search", lambda route: waiting.append(route))
+        page.locator("#plane circle").nth(7).click(force=True)
+        expect(page.locator("#results")).to_have_attribute("aria-busy", "true")
+        page.locator("#count").focus()
+        waiting[0].continue_()
+        expect(page.locator("#frozen li")).to_have_count(12)
+        expect(page.get_by_role("status")).to_contain_text("Nearest of")
+        expect(page.locator("#count")).to_be_focused()
+        page.unroute("**/v1/search")
 
 
 def test_points_of_the_plane_are_clicked(browser: Browser, address: str) -> None:

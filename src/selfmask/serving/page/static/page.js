@@ -74,11 +74,14 @@ async function take(file) {
 }
 
 async function takeItem(number) {
+  const focused = document.activeElement;
   const item = await get(`v1/collection/images/${number}`);
   show(thumbnail(number), named(item));
   query = { item: number };
   mark(points.findIndex((point) => point.number === number), false);
   await search();
+  const now = document.activeElement; // a list drawn anew has moved it to another button
+  if (now !== focused && now !== document.body && !$("results").contains(now)) return; // who has gone on is not called back
   $("results").focus({ preventScroll: true });
   $("ask").scrollIntoView({ block: "start" });
 }
@@ -210,18 +213,19 @@ function near(numbers) {
 
 let peeked = 0;
 async function mark(i, tell = true) {
+  const turn = ++peeked;
   $("plane").querySelector(".at")?.classList.remove("at");
   at = i;
-  if (i < 0) return peek(null);
-  circles[i].classList.add("at");
-  if (!tell) return peek(null);
-  const turn = ++peeked;
+  circles[i]?.classList.add("at");
+  if (i < 0 || !tell) return peek(null);
+  $("peek").setAttribute("aria-busy", "true"); // what it shows is of the point before
   const item = await get(`v1/collection/images/${points[i].number}`).catch(() => null);
-  if (turn === peeked && item) peek(item);
+  if (turn === peeked) peek(item);
 }
 
 function peek(item) {
   const [image, caption] = $("peek").children;
+  $("peek").removeAttribute("aria-busy");
   image.hidden = item === null;
   caption.textContent = item === null ? "" : named(item);
   if (item !== null) image.src = thumbnail(item.number);
