@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from importlib.metadata import version
 from pathlib import Path
 
@@ -42,6 +43,22 @@ def test_a_try_that_fails_is_told_and_has_an_exit_code(monkeypatch: pytest.Monke
     first, second = json.loads(done.stdout)["tries"]
     assert (first["works"], "6 steps" in first["note"]) == (True, True)
     assert (second["works"], second["note"]) == (False, "no compiler")
+
+
+def test_several_processes_need_no_extra_and_say_what_stopped_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = list[str]()
+
+    def stopped(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        asked.extend(command)
+        said = "a note\nerror: the disk is full\n  do: make room\nTraceback\nChildFailedError:\n  error_file: <N/A>"
+        return subprocess.CompletedProcess(command, 1, "", said)
+
+    monkeypatch.setattr(subprocess, "run", stopped)
+    with pytest.raises(RuntimeError, match=r"^error: the disk is full$"):
+        doctor._several(tmp_path)
+    assert "--track" not in asked  # TensorBoard is an extra, and was asked for here
 
 
 @pytest.mark.heavy

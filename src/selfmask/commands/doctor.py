@@ -168,12 +168,13 @@ def _several(folder: Path) -> str:
     command = [
         *(sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}"),
         *("-m", "selfmask", "adapt", IMAGES, "--backbone", BACKBONE, "--steps", str(_STEPS), "--batch-size", "8"),
-        *("--no-gate", "--most-images", "64", "--track", "tensorboard", "--out", str(folder)),
+        *("--no-gate", "--most-images", "64", "--out", str(folder)),
     ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS)  # noqa: S603 - our own words
     if done.returncode or not (folder / RunFile.MASK).is_file():
         lines = done.stderr.strip().splitlines() or ["no message"]
-        raise RuntimeError(next((line for line in reversed(lines) if "rror" in line), lines[-1]))
+        ours = (line for line in lines if line.startswith("error"))  # torchrun adds pages after it
+        raise RuntimeError(next(ours, next((line for line in reversed(lines) if "Error" in line), lines[-1])))
     backend = "nccl" if torch.cuda.is_available() else "gloo"
     return f"{count} processes by torchrun ({backend}), {_STEPS} steps"
 
