@@ -34,6 +34,7 @@ def test_shards_as_local_jobs_are_the_vectors_of_one_process(tmp_path: Path) -> 
     done = selfmask(*words, tmp_path / "v", "--shard", "all/2", "--launch", "local", "--job-option", "timeout_min=10")
     assert done.returncode == 0, done.stderr
     assert "2 jobs for local" in done.stdout
+    assert "2 of 2 shards written" in done.stdout
     assert "all shards are there" in done.stdout
     assert selfmask(*words, tmp_path / "one.parquet").returncode == 0
     assert ds.dataset(tmp_path / "v", format="parquet").to_table().equals(pq.read_table(tmp_path / "one.parquet"))

@@ -134,11 +134,12 @@ def fetch(source: Source, name: str) -> Path:
             why, cause = f"{type(error).__name__}: {error}", error
     else:
         cause = None
+    other = "; to try selfmask without a download, use the backbone selfmask/tiny"
     raise WeightsUnavailableError(
         f"the weights of {name} are not on this machine and could not be downloaded",
         expected=source.where,
         found=why.splitlines()[0],
-        todo=source.todo,
+        todo=source.todo + (other if source.where.startswith("http") else ""),
     ) from cause
 
 

@@ -39,6 +39,8 @@ def launch_shards(shards: Shards, out: Path, engine: Launch, options: Sequence[s
     kept = [word for word in this_command("--shard") if word != "--resume"]
     jobs = [[*kept, "--shard", f"{number}/{shards.of}", "--resume"] for number in missing(out, shards)]
     launch_jobs(jobs, engine, options, out / JOBS, console)
+    if jobs:
+        console.say(f"{len(jobs):,} of {shards.of:,} shards written to {out} by jobs")
 
 
 def say_shards(out: Path, shards: Shards, done: Sharded, seconds: float, console: Console, as_json: bool) -> None:
@@ -48,8 +50,9 @@ def say_shards(out: Path, shards: Shards, done: Sharded, seconds: float, console
         facts = {"written": sorted(done.written), "kept": done.kept, "of": shards.of, "finished": done.finished}
         print_json({"out": str(out), **facts, "rows": rows, "bad": bad, "seconds": seconds})
         return
-    kept = f", {len(done.kept):,} were there already" if done.kept else ""
-    console.say(f"{len(done.written):,} of {shards.of:,} shards written to {out}{kept}: {rows:,} vectors")
+    if done.written:
+        kept = f", {len(done.kept):,} were there already" if done.kept else ""
+        console.say(f"{len(done.written):,} of {shards.of:,} shards written to {out}{kept}: {rows:,} vectors")
     if bad:
         console.say(f"{bad:,} images could not be read and have no vector: see {out / '_shards'}")
     console.say("all shards are there" if done.finished else "some shards are still missing")

@@ -220,7 +220,7 @@ def _refused(what: str, address: HubAddress, error: Any) -> HubError:
 
 def _unreachable(what: str, address: HubAddress, found: object) -> HubUnreachableError:
     name = f"{type(found).__name__}: " if isinstance(found, Exception) else ""
-    todo = f"check the connection to {constants.ENDPOINT}, and try again: what was begun is not seen by anybody"
+    todo = f"check the connection to {constants.ENDPOINT}, and try again: nothing is left half-written"
     kept = None if address.file is None else _cached(address)
     if kept is not None:
         todo += f"; or use what was downloaded before: {kept.address}"
