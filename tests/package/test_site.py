@@ -70,3 +70,4 @@ def test_it_shows_every_command_and_the_results_of_notebooks(site: Path) -> None
     assert "frozen + map" in (site / "notebooks" / "few_labels.html").read_text()
     assert "images indexed in clothes.index" in (site / "notebooks" / "search.html").read_text()
     assert "404 there is no" in (site / "notebooks" / "serving.html").read_text()
+    assert "(600, ['name', 'vector'], True)" in (site / "notebooks" / "cluster.html").read_text()
