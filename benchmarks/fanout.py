@@ -12,6 +12,7 @@ import contextlib
 import dataclasses
 import hashlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -30,6 +31,7 @@ from tests.studies.few import few_clothes
 PHOTOS = 800
 STEPS = 40  # of the dispatcher and of each expert
 PATIENCE = 3600.0  # seconds
+MISSES = 3  # times that a job ends before another begins, on a busy machine: then the work is begun anew
 SHORT = ("--batch-size", "8", "--steps", str(STEPS), "--checkpoint-every", "5", "--log-every", "1", "--no-gate")
 SHORT += ("--experts", "2", "--components", "4", "--router", "kmeans")
 
@@ -144,12 +146,20 @@ def fanned(
     right, out, start = one_process(folder, work), folder / engine / work.name, time.monotonic()
     words = (*work.words, *work.divided, "--out", str(out), "--launch", engine)
     words += tuple(word for option in options for word in ("--job-option", option))
-    happened, again = "", -1
+    happened, again, missed = "", -1, 0
     while again < 3:
         again += 1
         process = selfmask(folder, *words, environment=environment)
         if trouble is not None and not happened:
-            happened = trouble(work, out) if _in_the_middle(work, out, process) else "too late"
+            if _in_the_middle(work, out, process):
+                happened = trouble(work, out)
+            elif missed < MISSES:
+                said(process)
+                shutil.rmtree(out)
+                again, missed, start = -1, missed + 1, time.monotonic()
+                continue
+            else:
+                happened = "too late"
         text, _ = process.communicate(timeout=PATIENCE)
         if "jobs failed" not in text:
             break

@@ -37,7 +37,7 @@ from .load_servers import free_port
 HOST = socket.gethostname().partition(".")[0]
 NEEDED = ("munged", "mariadbd", "mariadb-install-db", "slurmdbd", "slurmctld", "slurmd", "sbatch")
 PATIENCE = 60.0  # seconds to start something
-LONG = "1600"  # steps of experts that have not enough time
+LONG = 3000  # steps of experts that have not enough time
 SLURM = """
 ClusterName=loopback
 SlurmctldHost={host}(127.0.0.1)
@@ -183,10 +183,10 @@ def works(folder: Path, environment: dict[str, str]) -> Iterator[Found]:
         yield fanned(folder, work, "slurm", trouble=cancel, environment=environment)
 
 
-def limits(folder: Path, environment: dict[str, str]) -> Iterator[Found]:
+def limits(folder: Path, environment: dict[str, str], steps: int = LONG) -> Iterator[Found]:
     """Experts that take longer than their jobs may, and shards that take more memory than theirs may."""
     embed, _, cascade = WORKS
-    words = [LONG if word == str(STEPS) else word for word in cascade.words]
+    words = [str(steps) if word == str(STEPS) else word for word in cascade.words]
     work = dataclasses.replace(cascade, name="long-cascade", words=tuple(words))
     found = fanned(folder, work, "slurm", "timeout_min=2", "slurm_signal_delay_s=30", environment=environment)
     logs = "".join(file.read_text() for file in (folder / "slurm" / work.name).rglob("*_log.out"))
@@ -202,12 +202,10 @@ def limits(folder: Path, environment: dict[str, str]) -> Iterator[Found]:
     yield found
 
 
-PARTS = {"works": works, "limits": limits}
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=PARTS, help="one part of it")
+    parser.add_argument("--only", choices=["works", "limits"], help="one part of it")
+    parser.add_argument("--steps", type=int, default=LONG, help="so many that jobs of two minutes do not suffice")
     parser.add_argument("--log", type=Path, help="where to write what is printed")
     asked = parser.parse_args()
     if missing := [name for name in NEEDED if shutil.which(name) is None]:
@@ -218,8 +216,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as place, cluster(Path(place)) as environment:
         console.print(_answer("scontrol", "--version", environment=environment).strip(), f"on {os.cpu_count()} cores")
         folder = prepared(Path(place) / "work")
-        parts = [part for name, part in PARTS.items() if asked.only in (None, name)]
-        found = told(chain.from_iterable(part(folder, environment) for part in parts), console)
+        parts = {"works": works(folder, environment), "limits": limits(folder, environment, asked.steps)}
+        found = told(chain.from_iterable([parts[asked.only]] if asked.only else parts.values()), console)
         console.print(table("slurm", found))
         columns = "JobID%12,State%20,ExitCode,Elapsed,MaxRSS,JobName"
         console.print(_answer("sacct", "-D", "-o", columns, environment=environment))

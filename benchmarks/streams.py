@@ -1,4 +1,4 @@
-"""`python -m benchmarks.streams names|embed|adapt|decoded`: what shards, long lists of names and the disk cost.
+"""`python -m benchmarks.streams names|embed|adapt|decoded|large`: what shards, long lists of names and the disk cost.
 
 Seconds are those of the processor, so that a machine that does other things, too, does not count.
 """
@@ -31,11 +31,12 @@ NAMES = 10_000_000
 IMAGES, TAR = 4_000, 500
 ADAPTED, STEPS, ROUNDS = 1_000, 20, 5
 PHOTOS, SIDE = 120, 448
+MANY, DIFFERENT, LAPTOP = 20_000, 100, 4 << 30  # photos, of which so many differ; memory that a laptop would give them
 console = Console(width=150)
 
 
 def main() -> int:
-    measures = {"names": names, "embed": embed, "adapt": adapt, "decoded": decoded}
+    measures = {"names": names, "embed": embed, "adapt": adapt, "decoded": decoded, "large": large}
     chosen = sys.argv[1:] or list(measures)
     with tempfile.TemporaryDirectory() as folder:
         os.environ["SELFMASK_CACHE"] = str(Path(folder) / "cache")
@@ -283,7 +284,31 @@ def decoded(folder: Path) -> None:
     shutil.rmtree(folder / "cache")
 
 
-def read_through(where: str, how: str) -> dict[str, Any]:
+def large(folder: Path) -> None:
+    """As many photos as a laptop has no memory for: 100 of them, each under 200 names."""
+    (folder / "large").mkdir()
+    for number in range(MANY):
+        path = folder / "large" / f"{number:05d}.jpg"
+        if number < DIFFERENT:
+            photo(number).save(path, quality=90)
+        else:
+            path.hardlink_to(folder / "large" / f"{number % DIFFERENT:05d}.jpg")
+    rows = [
+        {"store": name, **alone(read_through, str(folder / "large"), name, LAPTOP)}
+        for name in ("kept on disk, first run", "kept on disk, later runs")
+    ]
+    size = sum(file.stat().st_size for file in (folder / "cache" / "images").iterdir())
+    show(f"{MANY:,} photos at {SIDE} pixels, {size / 1e9:.1f} GB decoded; {LAPTOP >> 30} GiB of memory for them", rows)
+    shutil.rmtree(folder / "cache")
+
+
+def _own_memory() -> float:
+    """MB that this process holds now, without pages of files, which the system takes back when it wants to."""
+    (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssAnon")]
+    return int(line.split()[1]) / 1024
+
+
+def read_through(where: str, how: str, memory: int = 50 << 20) -> dict[str, Any]:
     import torch
 
     from selfmask.data import ImageStore, open_images
@@ -291,16 +316,19 @@ def read_through(where: str, how: str) -> dict[str, Any]:
 
     torch.set_num_threads(1)
     images = open_images(where)
-    start = time.process_time()
+    start, own = time.process_time(), list[float]()
     same = Unchanged(images) if "kept" in how else None
     given: dict[str, Any] = {"content": same.content, "holds": same.holds} if same else {}
-    store = ImageStore(images, side=SIDE, memory=None if "memory" in how else 50 << 20, workers=1, **given)
+    given |= {"memory": None if "memory" in how else memory, "progress": lambda *_: own.append(_own_memory())}
+    store = ImageStore(images, side=SIDE, workers=1, **given)
     opened = time.process_time() - start
     order = torch.randperm(len(store), generator=torch.Generator().manual_seed(0)).tolist()
     start = time.process_time()
     for first in range(0, len(order), 64):
         store.batch(order[first : first + 64])
-    return {"seconds before": opened, "ms an image": (time.process_time() - start) / len(order) * 1000}
+        own.append(_own_memory())
+    needed = (time.process_time() - start) / len(order) * 1000
+    return {"seconds before": opened, "ms an image": needed, "MB of its own": max(own)}
 
 
 if __name__ == "__main__":
