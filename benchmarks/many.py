@@ -6,14 +6,16 @@
 
 The masks are of selfmask/tiny, in runs/many: of each data set four of all classes, with other seeds, and three each of
 the first and of the last five classes. The gate is off, so that every run leaves the mask that its steps led to, good
-or bad. Both steps continue where they were stopped: a run or a number that is there is not made again. The data sets
-are those of tools/small_sets.py, in the folder that SELFMASK_DATA names, and the bundled pictures of clothes.
+or bad. With `--whole`, they are 20 masks of runs as long as `fast` has them, with the gate, in runs/many-whole. All
+steps continue where they were stopped: a run or a number that is there is not made again. The data sets are those of
+tools/small_sets.py, in the folder that SELFMASK_DATA names, and the bundled pictures of clothes.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import dataclasses
 import json
 import lzma
 import tempfile
@@ -37,8 +39,6 @@ from selfmask.evaluation import knn_accuracy
 from selfmask.files import RunFile
 from selfmask.memory import keep_memory
 
-RUNS, LOG = Path("runs/many"), Path("docs/logs/many.json")
-SHORT = {"steps": 24, "batch_size": 32, "most_images": 600, "track": (), "gate": False}
 BACKBONE, K, BANK, QUERIES = "selfmask/tiny", 20, 500, 300
 FROZEN = "frozen"
 SETS = {
@@ -64,6 +64,54 @@ NAMES = [name_of(images, part, seed) for images in SETS for part in PARTS for se
 TO_FIND = [name_of(images, *of) for images in SETS for of in (("all", 0), ("all", 1), ("low", 0), ("high", 0))]
 
 
+@dataclasses.dataclass(frozen=True)
+class Runs:
+    """Where runs and what was measured on them are kept, how they learn, and which there are."""
+
+    folder: Path
+    log: Path
+    settings: dict[str, Any]
+    names: list[str]
+
+    def mask(self, name: str) -> Path:
+        return self.folder / name / RunFile.MASK
+
+    @property
+    def learned(self) -> list[str]:
+        return [name for name in self.names if (self.folder / name / RunFile.RESULT).exists()]
+
+    def noted(self) -> dict[str, dict[str, Any]]:
+        found: dict[str, dict[str, Any]] = json.loads(self.log.read_text()) if self.log.exists() else {}
+        return found
+
+    def note(self, kind: str, key: str, value: Any) -> None:
+        every = self.noted()
+        every.setdefault(kind, {})[key] = value
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        self.log.write_text(json.dumps(every, indent=1, sort_keys=True) + "\n")
+
+    def once(self, kind: str, key: str, make: Callable[[], Any]) -> Any:
+        """What was found before, or is found now and kept."""
+        if key not in self.noted().get(kind, {}):
+            self.note(kind, key, make())
+            print(kind, key, self.noted()[kind][key], flush=True)
+        return self.noted()[kind][key]
+
+
+SHORT = Runs(
+    Path("runs/many"),
+    Path("docs/logs/many.json"),
+    {"steps": 24, "batch_size": 32, "most_images": 600, "track": (), "gate": False},
+    NAMES,
+)
+WHOLE = Runs(
+    Path("runs/many-whole"),
+    Path("docs/logs/many-whole.json"),
+    {"batch_size": 32, "most_images": 2000, "track": ()},
+    TO_FIND,
+)
+
+
 @cache
 def backbone() -> Backbone:
     return load_backbone(BACKBONE)
@@ -79,13 +127,13 @@ def images_of(name: str, part: str, split: str) -> Images:
 # ---- learning ---------------------------------------------------------------------------------------------------
 
 
-def learn() -> None:
-    for name in sorted(NAMES, key=lambda name: name not in TO_FIND):
+def learn(runs: Runs) -> None:
+    for name in sorted(runs.names, key=lambda name: name not in TO_FIND):
         images, part, seed = name.split("-")
-        if (RUNS / name / RunFile.RESULT).exists():
+        if name in runs.learned:
             continue
-        config = AdaptConfig.preset("fast", seed=int(seed), **SHORT)
-        start, out = time.process_time(), RUNS / name
+        config = AdaptConfig.preset("fast", seed=int(seed), **runs.settings)
+        start, out = time.process_time(), runs.folder / name
         done = adapt(
             copy.deepcopy(backbone().model),
             images_of(images, part, "train"),
@@ -96,31 +144,9 @@ def learn() -> None:
             about={"backbone": BACKBONE, "images": SETS[images]},
             report=False,
         )
-        note("learned", name, time.process_time() - start)
+        runs.note("learned", name, time.process_time() - start)
+        runs.note("off", name, 1 - done.result["active"])
         print(f"{name}: active {done.result['active']:.4f}, {done.result['mask_bytes']:,} bytes", flush=True)
-
-
-# ---- numbers that are kept ------------------------------------------------------------------------------------------
-
-
-def noted() -> dict[str, dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = json.loads(LOG.read_text()) if LOG.exists() else {}
-    return found
-
-
-def note(kind: str, key: str, value: Any) -> None:
-    every = noted()
-    every.setdefault(kind, {})[key] = value
-    LOG.parent.mkdir(parents=True, exist_ok=True)
-    LOG.write_text(json.dumps(every, indent=1, sort_keys=True) + "\n")
-
-
-def once(kind: str, key: str, make: Callable[[], Any]) -> Any:
-    """What was found before, or is found now and kept."""
-    if key not in noted().get(kind, {}):
-        note(kind, key, make())
-        print(kind, key, noted()[kind][key], flush=True)
-    return noted()[kind][key]
 
 
 # ---- measuring ------------------------------------------------------------------------------------------------------
@@ -143,21 +169,21 @@ def loaded(file: Path) -> MaskedModel:
     return MaskedModel.from_pretrained(copy.deepcopy(backbone().model), file).eval()
 
 
-def knn(name: str, images: str, file: Path | None = None) -> float:
-    """Of a mask by its name, or of one in a file."""
-    file = file or RUNS / name / RunFile.MASK
-    return float(once("knn", f"{name} on {images}", lambda: accuracy(None if name == FROZEN else loaded(file), images)))
+def knn(runs: Runs, name: str, images: str) -> float:
+    def make() -> float:
+        return accuracy(None if name == FROZEN else loaded(runs.mask(name)), images)
+
+    return float(runs.once("knn", f"{name} on {images}", make))
 
 
-def pack(count: int) -> dict[str, Any]:
+def pack(runs: Runs, count: int) -> dict[str, Any]:
     """So many masks, of all data sets in turn, in one file and back."""
-    here = [name for name in NAMES if (RUNS / name / RunFile.RESULT).exists()]
-    by_turns = sorted(here, key=lambda name: (name not in TO_FIND, NAMES.index(name) % 10))
+    by_turns = sorted(runs.learned, key=lambda name: (name not in TO_FIND, NAMES.index(name) % 10))
     with tempfile.TemporaryDirectory() as place:
         folder, file, again = (Path(place) / name for name in ("masks", "pack", "again"))
         folder.mkdir()
         for name in by_turns[:count]:
-            (folder / f"{name}.smn").write_bytes((RUNS / name / RunFile.MASK).read_bytes())
+            (folder / f"{name}.smn").write_bytes(runs.mask(name).read_bytes())
         times = [time.process_time()]
         done = pack_masks(folder, file)
         times.append(time.process_time())
@@ -176,18 +202,18 @@ def pack(count: int) -> dict[str, Any]:
     }
 
 
-def combine_and_measure(title: str, parts: list[str], images: str, how: str, recalibrate: bool) -> float:
+def combine_and_measure(runs: Runs, title: str, parts: list[str], images: str, how: str, recalibrate: bool) -> float:
     """The accuracy on a data set of a mask that is made of others."""
 
     def make() -> float:
         with tempfile.TemporaryDirectory() as place:
             file = Path(place) / "combined.smn"
             source = images_of(images, "all", "train") if recalibrate else None
-            combine([RUNS / name for name in parts], file, how=how, images=source)  # type: ignore[arg-type]
+            combine([runs.folder / name for name in parts], file, how=how, images=source)  # type: ignore[arg-type]
             return accuracy(loaded(file), images)
 
     key = f"{title}, {how}{', recalibrated' if recalibrate else ''} on {images}"
-    return float(once("combined", key, make))
+    return float(runs.once("combined", key, make))
 
 
 TOGETHER: dict[str, Callable[[str], list[str]]] = {
@@ -198,11 +224,11 @@ TOGETHER: dict[str, Callable[[str], list[str]]] = {
 """What is combined, for each data set that it is measured on."""
 
 
-def look(images: str, part: str, seed: int) -> dict[str, Any]:
+def look(runs: Runs, images: str, part: str, seed: int) -> dict[str, Any]:
     """Have `find` look for a mask, on test images."""
     with tempfile.TemporaryDirectory() as place:
         for name in TO_FIND:
-            (Path(place) / f"{name}.smn").write_bytes((RUNS / name / RunFile.MASK).read_bytes())
+            (Path(place) / f"{name}.smn").write_bytes(runs.mask(name).read_bytes())
         start = time.process_time()
         found = find(Path(place), images_of(images, part, "test"), seed=seed)
     race = found.race
@@ -219,28 +245,31 @@ def look(images: str, part: str, seed: int) -> dict[str, Any]:
 QUERIES_TO_FIND = [(images, part, seed) for images in SETS for part in PARTS for seed in range(1)]
 
 
-def measure() -> None:
-    learned = sum((RUNS / name / RunFile.RESULT).exists() for name in NAMES)
+def measure(runs: Runs) -> None:
     for count in (20, 5, 10, 30, 50):
-        if count <= learned:
-            once("pack", str(count), lambda count=count: pack(count))
+        if count <= len(runs.learned):
+            runs.once("pack", str(count), lambda count=count: pack(runs, count))
     for images, part, seed in QUERIES_TO_FIND:
-        once("find", f"{images} {part} {seed}", lambda of=(images, part, seed): look(*of))
+        runs.once("find", f"{images} {part} {seed}", lambda of=(images, part, seed): look(runs, *of))
     for images in SETS:
         for name in (FROZEN, *TO_FIND):
-            knn(name, images)
+            knn(runs, name, images)
         for title, parts in TOGETHER.items():
             for how, again in HOWS:
-                combine_and_measure(title, parts(images), images, how, again)
+                combine_and_measure(runs, title, parts(images), images, how, again)
 
 
 # ---- tables ---------------------------------------------------------------------------------------------------------
 
 
-def tables() -> None:
-    found = noted()
-    learned = found["learned"]
+def tables(runs: Runs) -> None:
+    found = runs.noted()
+    learned, off = found["learned"], found.get("off", {})
     print(f"{len(learned)} masks, learned in {_seconds(learned)}\n")
+    for images in SETS if off else ():
+        shares = [share for name, share in off.items() if name.startswith(images)]
+        print(f"{images}: {', '.join(f'{share:.2%}' for share in shares)} of the weights off")
+    print()
     print("| masks | bytes as files | joined, by xz | in a pack | of the files | packed in | unpacked in |")
     print("|---|---|---|---|---|---|---|")
     for count, row in sorted(found["pack"].items(), key=lambda each: int(each[0])):
@@ -312,9 +341,10 @@ def find_table(knn: dict[str, float], found: dict[str, dict[str, Any]], sets: li
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("step", choices=("learn", "measure", "tables"))
+    parser.add_argument("--whole", action="store_true", help="masks of whole runs, with the gate")
     given = parser.parse_args()
     keep_memory()
-    {"learn": learn, "measure": measure, "tables": tables}[given.step]()
+    {"learn": learn, "measure": measure, "tables": tables}[given.step](WHOLE if given.whole else SHORT)
 
 
 if __name__ == "__main__":
