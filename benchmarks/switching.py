@@ -92,12 +92,11 @@ def measured(name: str, size: int, off: float, repeats: int) -> tuple[dict[str, 
 
 
 def _as_bits(switch: Switch, base: nn.Module) -> Switch:
-    weights = dict(base.named_parameters())
-    bits = {}
+    weights, bits = dict(base.named_parameters()), {}
     for name, each in switch.off.items():
-        flags = np.ones(weights[name].numel(), bool)
-        flags[each.positions_of()] = False
-        bits[name] = OffWeights(each.scales, bits=np.packbits(flags))
+        on = torch.empty(weights[name].numel())
+        OffWeights((1.0,), each.positions, each.bits).write(torch.ones_like(on), on)
+        bits[name] = OffWeights(each.scales, bits=np.packbits(on.bool().numpy(), bitorder="little"))
     return Switch(bits, switch.norm)
 
 

@@ -10,9 +10,10 @@ import torch
 from torch import nn
 
 from selfmask import MaskConfig, MaskedModel, get_masked_model
-from selfmask.masking import corrections
-from selfmask.masking.corrections import Correction, Corrections, Plan, takes
-from selfmask.masking.mixed_view import MixedView, packed_weights
+from selfmask.masking import mixed_view
+from selfmask.masking.masked_product import LANES, PLACES, ROWS, masked_product
+from selfmask.masking.mixed_masks import Own, Plan
+from selfmask.masking.mixed_view import MixedView
 from selfmask.masking.mixing import Mixing
 from selfmask.masking.switching import OffWeights, SpareView, Switch
 
@@ -72,28 +73,28 @@ CASES: list[tuple[float, dict[str, object]]] = [
     (0.0, {}),
     (0.01, {}),
     (0.08, {}),
+    (0.6, {}),
     (0.05, {"select": ("two.weight", "line.weight")}),
     (0.08, {"norm": "frozen"}),
 ]
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-@pytest.mark.parametrize("places", [0, 20, 10_000])
-@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("many", [0, 20, 10_000])
+@pytest.mark.parametrize("threads", [1, 3])
 def test_every_image_gets_the_vector_of_its_mask(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: torch.memory_format, places: int, packed: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: torch.memory_format, many: int, threads: int
 ) -> None:
-    """Whether layers are shared where masks have many weights off, or where few, or never."""
-    monkeypatch.setattr(corrections, "_PLACES", places)
+    """Whether weights are masked as they come, or written, or both."""
+    monkeypatch.setattr(mixed_view, "_MANY", many)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     net = base()
     files = [mask_file(tmp_path / f"{n}.smn", off, n, **settings) for n, (off, settings) in enumerate(CASES)]
     net.to(memory_format=layout)
-    plan = plan_of(net)
-    masked, spare = MaskedModel(net), SpareView(net)
-    mixed = MixedView(plan, packed_weights(plan, (11, 9)) if packed else {})
+    plan, mixing = plan_of(net), Mixing(plan_of(net))
+    masked, spare, mixed = MaskedModel(net), SpareView(net), MixedView(plan)
     switches = [*(Switch.of(masked.read_mask(file), net) for file in files), Switch({}, {})]
-    assert all(takes(plan, each) for each in switches)
-    kept = [Corrections.of(each, plan) for each in switches]
+    assert all(mixing.takes(each) for each in switches)
     before = {name: value.clone() for name, value in net.state_dict().items()}
     generator = torch.Generator().manual_seed(0)
     for _ in range(5):
@@ -102,7 +103,7 @@ def test_every_image_gets_the_vector_of_its_mask(
         images = torch.randn(sum(count for _, count in groups), 3, 11, 9, generator=generator)
         images = images.contiguous(memory_format=layout)
         with torch.inference_mode():
-            mixed.put([(kept[number], count) for number, count in groups])
+            mixed.put([(mixing.own(switches[number]), count) for number, count in groups])
             found = mixed.module(images).split([count for _, count in groups])
             for (number, _), own, some in zip(groups, images.split([c for _, c in groups]), found, strict=True):
                 spare.put(switches[number])
@@ -110,46 +111,63 @@ def test_every_image_gets_the_vector_of_its_mask(
     assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
 
 
-def test_a_correction_is_the_product_with_the_weights_that_are_off() -> None:
-    random = np.random.default_rng(0)
-    weight = torch.randn(6, 40)
-    on = random.random((6, 40)) > 0.1
-    on[2] = True  # a row without any
-    correction = Correction.of(OffWeights.of(on.ravel(), (2.0,)), weight)
-    table = torch.randn(40, 7)
-    torch.testing.assert_close(correction.times(table), (weight * torch.from_numpy(~on)) @ table)
+def test_layers_that_use_their_weights_in_few_places_mask_them_as_they_come() -> None:
+    net = base().to(memory_format=torch.channels_last)
+    kinds = {name: type(each).__name__ for name, each in MixedView(plan_of(net))._layers.items()}
+    assert kinds["one.weight"] == "_Written"  # its rows cannot be divided into steps
+    assert kinds["two.weight"] == kinds["last.weight"] == "_Masked"
+    many = Plan(net, {**plan_of(net).places, "two.weight": 200}, ())
+    assert type(MixedView(many)._layers["two.weight"]).__name__ == "_Written"
+
+
+@pytest.mark.parametrize("shares", [(0.0,), (0.01, 0.4), (0.03, 1.0, 0.002)])
+@pytest.mark.parametrize("counts", [(1, 1, 1), (PLACES, 2 * PLACES + 1, 3)])
+def test_the_product_is_that_of_weights_with_zeros(shares: tuple[float, ...], counts: tuple[int, ...]) -> None:
+    """By the naive product, for rows in several parts, and inputs that lie in two places each."""
+    random, rows, run = np.random.default_rng(0), 4 * ROWS, 3 * LANES
+    weight = random.standard_normal((rows, 2 * run)).astype(np.float32)
+    ons = [random.random((rows, 2 * run)) >= share for share in shares]
+    off = [OffWeights.of(on.ravel(), (1.0,)) for on in ons]
+    codes = [each.positions if each.bits is None else each.bits for each in off]
+    ends = np.cumsum(counts[: len(shares)])
+    x, runs = random.standard_normal(5 * run + 40).astype(np.float32), np.array([7, 2 * run + 1])
+    starts, outs = random.integers(0, 30, ends[-1]), random.permutation(ends[-1]) * rows
+    scales = random.random((len(shares), rows)).astype(np.float32)
+    y = np.full(ends[-1] * rows, np.nan, np.float32)
+    for first, last in ((0, 2 * ROWS), (2 * ROWS, rows)):
+        masked_product(
+            weight.ravel(), x, starts, runs, run, ends,
+            np.array([code.ctypes.data for code in codes]),  # type: ignore[union-attr]
+            np.array([-1 if each.bits is not None else len(each.positions) for each in off]),  # type: ignore[arg-type]
+            scales, y, outs, first, last,
+        )  # fmt: skip
+    for place in range(ends[-1]):
+        mask = int(np.searchsorted(ends, place, side="right"))
+        inputs = np.concatenate([x[starts[place] + each :][:run] for each in runs])
+        right = scales[mask] * ((weight * ons[mask]) @ inputs)
+        np.testing.assert_allclose(y[outs[place] : outs[place] + rows], right, rtol=1e-4, atol=1e-5)
 
 
 def test_every_part_of_a_weight_has_a_scale_of_its_own() -> None:
     on = np.random.default_rng(0).random(24 * 144) > 0.05
-    found = Corrections.of(Switch({"two.weight": OffWeights.of(on, (2.0, 3.0))}, {}), plan_of(base()))
+    found = Own.of(Switch({"two.weight": OffWeights.of(on, (2.0, 3.0))}, {}), plan_of(base()))
     assert found.scales.tolist() == [1.0] * 16 + [2.0] * 12 + [3.0] * 12 + [1.0] * 64
 
 
 @pytest.mark.parametrize(("name", "share"), [("two.bias", 0.05), ("norm.weight", 0.05), ("other.weight", 0.05)])
 def test_a_mask_of_other_tensors_is_not_taken(name: str, share: float) -> None:
-    assert not takes(plan_of(base()), Switch({name: OffWeights.of(np.ones(16, bool), (1.0,))}, {}))
+    assert not Mixing(plan_of(base())).takes(Switch({name: OffWeights.of(np.ones(16, bool), (1.0,))}, {}))
 
 
-def test_a_layer_with_many_weights_off_has_them_written() -> None:
-    """But where these are most of the weights, nothing is gained."""
-    plan, on = plan_of(base()), np.random.default_rng(0).random(24 * 144) >= 0.3
-    switch = Switch({"one.weight": OffWeights.of(on[: 16 * 45], (1.0,))}, {})
-    assert takes(plan, switch)
-    assert Corrections.of(switch, plan).apart == switch.off
-    assert not takes(plan, Switch({"two.weight": OffWeights.of(on, (1.0,))}, {}))
-
-
-def test_a_mask_that_leaves_little_of_a_channel_is_not_taken() -> None:
-    plan, on = plan_of(base()), np.ones((24, 144), bool)
-    on[0, :72] = False
-    assert takes(plan, Switch({"two.weight": OffWeights.of(on.ravel(), (1.0,))}, {}))
-    on[0, 72] = False
-    assert not takes(plan, Switch({"two.weight": OffWeights.of(on.ravel(), (1.0,))}, {}))
+def test_parts_that_are_not_whole_channels_are_not_taken() -> None:
+    on = np.ones(24 * 144, bool)
+    mixing = Mixing(plan_of(base()))
+    assert mixing.takes(Switch({"two.weight": OffWeights.of(on, (1.0, 1.0, 1.0))}, {}))
+    assert not mixing.takes(Switch({"two.weight": OffWeights.of(on, (1.0,) * 9)}, {}))
 
 
 def test_statistics_of_other_norms_are_not_taken() -> None:
-    assert not takes(plan_of(base()), Switch({}, {"other.running_mean": torch.zeros(4)}))
+    assert not Mixing(plan_of(base())).takes(Switch({}, {"other.running_mean": torch.zeros(4)}))
 
 
 class Turned(nn.Module):
@@ -192,7 +210,7 @@ def _of_all(net: nn.Module) -> Switch:
 
 def test_a_mixed_view_is_used_for_as_many_images_as_it_was_told() -> None:
     plan = plan_of(base())
-    mixed = MixedView(plan, {})
-    mixed.put([(Corrections.of(Switch({}, {}), plan), 2)])
+    mixed = MixedView(plan)
+    mixed.put([(Own.of(Switch({}, {}), plan), 2)])
     with pytest.raises(ValueError, match="2 images"):
         mixed.module(torch.randn(3, 3, 11, 9))

@@ -6,7 +6,7 @@ import threading
 import weakref
 from collections.abc import Sequence
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -18,11 +18,15 @@ Scales = tuple[float, ...]
 """1 / alpha of a tensor, or of each of its equal parts, which lie one below the other."""
 
 
+BitOrder = Literal["big", "little"]
+"""Which bit of a byte comes first, as in numpy.packbits: files have the highest first."""
+
+
 @cache
-def _bits_of_pairs(device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Row b holds the sixteen bits of the two bytes that this machine reads as b, in numpy.packbits order."""
+def _bits_of_pairs(device: torch.device, dtype: torch.dtype, order: BitOrder) -> Tensor:
+    """Row b holds the sixteen bits of the two bytes that this machine reads as b."""
     pairs = np.arange(1 << 16, dtype=np.uint16).view(np.uint8)
-    return torch.from_numpy(np.unpackbits(pairs).reshape(-1, 16)).to(device, dtype)
+    return torch.from_numpy(np.unpackbits(pairs, bitorder=order).reshape(-1, 16)).to(device, dtype)
 
 
 @cache
@@ -53,16 +57,16 @@ def _divided(tensor: Tensor, scales: Scales) -> Sequence[Tensor]:
     return (tensor,) if len(scales) == 1 else tensor.chunk(len(scales))
 
 
-def unpack_mask_(packed: Bits, chosen: Tensor | None, out: Tensor) -> None:
+def unpack_mask_(packed: Bits, chosen: Tensor | None, out: Tensor, order: BitOrder = "big") -> None:
     """Write a bit-packed mask as zeros and ones into `out`; a look-up of two bytes at once beats unpacking bits."""
     if chosen is not None:
-        bits = torch.from_numpy(np.unpackbits(packed, count=int(chosen.sum())))
+        bits = torch.from_numpy(np.unpackbits(packed, count=int(chosen.sum()), bitorder=order))
         out.fill_(1)
         out[chosen] = bits.to(out.device, out.dtype)
         return
     padded = np.append(packed, np.uint8(0)) if packed.size % 2 else packed
     index = torch.from_numpy(padded.view(np.uint16).astype(np.int32)).to(out.device)
-    table = _bits_of_pairs(out.device, out.dtype)
+    table = _bits_of_pairs(out.device, out.dtype, order)
     if out.is_contiguous() and out.numel() == 16 * index.numel():
         torch.index_select(table, 0, index, out=out.view(-1, 16))
     else:

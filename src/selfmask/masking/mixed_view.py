@@ -2,217 +2,231 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import lru_cache
-from typing import Any
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache, lru_cache
+from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .corrections import Correction, Corrections, Plan
+from .masked_product import LANES, ROWS, masked_product
+from .mixed_masks import Own, Plan
 from .switching import OffWeights, dense, flat, within
 from .views import view_of
+
+_MANY = 200  # places in which a layer uses each weight: from there on, weights written for a mask are worth it
+Numbers = npt.NDArray[np.int64]
 
 
 class MixedView:
     """One thread may use it at a time.
 
-    >>> view.put([(corrections_of_a, 3), (corrections_of_b, 1)])
+    >>> view.put([(own_of_a, 3), (own_of_b, 1)])
     >>> vectors = view.module(images)  # three images of a, and one of b
     """
 
-    def __init__(self, plan: Plan, packed: Mapping[str, Tensor]) -> None:
-        """packed: of `packed_weights`."""
+    def __init__(self, plan: Plan) -> None:
         self.module = view_of(plan.base, {}, {})
         weights = {name: self.module.get_parameter(name) for name in plan.places}
-        room = torch.empty(max((each.numel() for each in weights.values()), default=0))
         modules = {name: self.module.get_submodule(name.rpartition(".")[0]) for name in weights}
-        self._layers = {name: _layer(each, room, packed.get(name)) for name, each in modules.items()}
+        kinds = {name: _kind(each, plan.places[name]) for name, each in modules.items()}
+        written = [weights[name].numel() for name, kind in kinds.items() if kind is _Written]
+        room = torch.empty(max(written, default=0))
+        self._layers = {name: kind(modules[name], room) for name, kind in kinds.items()}
         self._norms = [_Norm(self.module.get_submodule(name)) for name in plan.norms]
         self._channels = [len(each) for each in weights.values()]
 
     @torch.no_grad()
-    def put(self, groups: Sequence[tuple[Corrections, int]]) -> None:
+    def put(self, groups: Sequence[tuple[Own, int]]) -> None:
         """Say of which mask the images of the next passes are: so many of one, then so many of the next."""
-        counts = torch.tensor([count for _, count in groups])
-        ends = counts.cumsum(0).tolist()
-        parts = [(slice(end - count, end), each) for end, (each, count) in zip(ends, groups, strict=True)]
-        scales = _stacked([each.scales for each, _ in groups], counts).split_with_sizes(self._channels, 1)
+        ends = np.cumsum([count for _, count in groups])
+        scales = torch.stack([own.scales for own, _ in groups]).split_with_sizes(self._channels, 1)
         for (name, layer), scale in zip(self._layers.items(), scales, strict=True):
-            layer.put(name, parts, scale)
+            layer.put(ends, [own.off.get(name) for own, _ in groups], scale.contiguous())
         if self._norms:
-            means, variances = (
-                _stacked([getattr(each, key) for each, _ in groups], counts) for key in ("means", "variances")
-            )
+            means, variances = (torch.stack([getattr(own, key) for own, _ in groups]) for key in ("means", "variances"))
             scale = torch.rsqrt(variances + torch.cat([each.eps for each in self._norms])) * torch.cat(
                 [each.weight for each in self._norms]
             )
             shift = torch.cat([each.bias for each in self._norms]) - means * scale
+            counts = torch.tensor([count for _, count in groups])
             sizes = [len(each.weight) for each in self._norms]
             for norm, *own in zip(
-                self._norms, scale.split_with_sizes(sizes, 1), shift.split_with_sizes(sizes, 1), strict=True
-            ):
+                self._norms, *(each.repeat_interleave(counts, 0).split_with_sizes(sizes, 1) for each in (scale, shift)),
+                strict=True,
+            ):  # fmt: skip
                 norm.scale, norm.shift = (each[:, :, None, None] for each in own)
 
     def clear(self) -> None:
         """Hold on to no mask."""
-        for name, layer in self._layers.items():
-            layer.put(name, [], torch.empty(0))
-
-
-def packed_weights(plan: Plan, size: tuple[int, int]) -> dict[str, Tensor]:
-    """The weights of convolutions in the layout in which oneDNN uses them, for images of this size: else it would bring
-    them into it in every pass. None where this PyTorch has no such thing; results are the same to the bit."""
-    found: dict[str, Tensor] = {}
-    view = view_of(plan.base, {}, {})
-
-    def pack(module: Any, inputs: tuple[Tensor], name: str) -> None:
-        found[name] = torch.ops.mkldnn._reorder_convolution_weight(
-            module.weight.contiguous(), module.padding, module.stride, module.dilation, 1, inputs[0].shape
-        )
-
-    for name in plan.places:
-        module = view.get_submodule(name.rpartition(".")[0])
-        if isinstance(module, nn.Conv2d):
-            module.register_forward_pre_hook(lambda module, inputs, name=name: pack(module, inputs, name))
-    images = torch.zeros(8, 3, *size).contiguous(memory_format=torch.channels_last)
-    try:
-        with torch.inference_mode():
-            view(images)
-    except (AttributeError, RuntimeError):
-        return {}
-    return found
-
-
-def _stacked(vectors: list[Tensor], counts: Tensor) -> Tensor:
-    """A row for each image."""
-    return torch.stack(vectors).repeat_interleave(counts, 0)
+        for layer in self._layers.values():
+            layer.put(np.zeros(0, np.int64), [], torch.empty(0))
 
 
 class _Layer:
-    """A layer that corrects its outputs; of a kind that subclasses know."""
+    """A layer in which every mask has its images, in a way that subclasses know."""
 
-    def __init__(self, module: Any, room: Tensor, packed: Tensor | None) -> None:
+    def __init__(self, module: Any, room: Tensor) -> None:
         """room: memory to write weights into."""
-        self.module, self.packed, self._room = module, packed, room
-        self._runs: list[tuple[slice, OffWeights | None]] = []
-        self.fixes: list[tuple[slice, Correction]] = []
-        self._scale, self._count = torch.empty(0), 0
+        self.module, self.room = module, room
+        self.put(np.zeros(0, np.int64), [], torch.empty(0))
         module.forward = self.forward
 
-    def put(self, name: str, groups: Sequence[tuple[slice, Corrections]], scale: Tensor) -> None:
-        self._scale, self._count, self._runs = scale, len(scale), []
-        for part, each in groups:
-            off = each.apart.get(name)
-            if off is None and self._runs and self._runs[-1][1] is None:  # goes on as the one before
-                self._runs[-1] = slice(self._runs[-1][0].start, part.stop), None
-            else:
-                self._runs.append((part, off))
-        self.fixes = [(part, each.shared[name]) for part, each in groups if name in each.shared]
+    def put(self, ends: Numbers, off: Sequence[OffWeights | None], scales: Tensor) -> None:
+        """ends: where the images of each mask end. scales: 1 / alpha [masks, channels]."""
+        self.ends, self.off, self.scales = ends, off, scales
 
     def forward(self, x: Tensor) -> Tensor:
-        if len(x) != self._count:  # of a base that has images elsewhere, or divides them
-            raise ValueError(f"expected {self._count} images, found {len(x)}")
-        parts = [
-            self.base(x[part]) if off is None else self.run(x[part], self._written(off)) for part, off in self._runs
-        ]
-        y = parts[0] if len(parts) == 1 else torch.cat(parts)
-        if self.fixes:
-            self.fix(x, y)
-            y *= self._scale.view(self._count, *self.channels(y))
-        if self.module.bias is not None:
-            y += self.module.bias.view(self.channels(y))
+        expected = int(self.ends[-1]) if len(self.ends) else 0
+        if len(x) != expected:  # of a base that has images elsewhere, or divides them
+            raise ValueError(f"expected {expected} images, found {len(x)}")
+        y, bias = self.run(x), self.module.bias
+        if bias is not None:
+            y += bias.view(-1, 1, 1) if isinstance(self.module, nn.Conv2d) else bias
         return y
 
-    def _written(self, off: OffWeights) -> Tensor:
-        weight: Tensor = self.module.weight
-        out = within(self._room, dense(weight))
-        off.write(flat(dense(weight)), flat(out))
-        return out
-
-    def base(self, x: Tensor) -> Tensor:
-        """With the base's own weights, without bias."""
-        return self.run(x, self.module.weight)
-
-    def run(self, x: Tensor, weight: Tensor) -> Tensor:
-        raise NotImplementedError
-
-    def fix(self, x: Tensor, y: Tensor) -> None:
-        """Take away what the weights that are off have added."""
-        raise NotImplementedError
-
-    def channels(self, y: Tensor) -> tuple[int, ...]:
-        """The shape of a vector of channels, for calculating with the outputs of an image."""
+    def run(self, x: Tensor) -> Tensor:
+        """Without bias."""
         raise NotImplementedError
 
 
-class _Linear(_Layer):
-    def run(self, x: Tensor, weight: Tensor) -> Tensor:
-        return F.linear(x, weight)
+class _Written(_Layer):
+    """Writes the weights of each mask; images of masks that leave the layer as it is are run together."""
 
-    def fix(self, x: Tensor, y: Tensor) -> None:
-        for part, each in self.fixes:
-            y[part] -= each.times(x[part].flatten(0, -2).T.contiguous()).T.view(y[part].shape)
+    def run(self, x: Tensor) -> Tensor:
+        parts = [self._run(x[part], off) for part, off in self._parts()]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def channels(self, y: Tensor) -> tuple[int, ...]:
-        return (*[1] * (y.ndim - 2), -1)
+    def _parts(self) -> Iterator[tuple[slice, OffWeights | None]]:
+        begin = 0
+        for number, (end, off) in enumerate(zip(self.ends.tolist(), self.off, strict=True)):
+            last = number + 1 == len(self.off)
+            if off is not None or last or self.off[number + 1] is not None:
+                yield slice(begin, end), off
+                begin = end
 
-
-class _Convolution(_Layer):
-    def __init__(self, module: Any, room: Tensor, packed: Tensor | None) -> None:
-        super().__init__(module, room, packed)
-        weight: Tensor = module.weight
-        self._order = sorted(
-            range(3), key=lambda side: (-weight.stride(side + 1), side)
-        )  # in which a row lies in memory
-        self._sides = tuple(weight.shape[side + 1] for side in self._order)
-        self._numbers = torch.arange(weight[0].numel(), dtype=torch.int32)
-
-    def base(self, x: Tensor) -> Tensor:
+    def _run(self, x: Tensor, off: OffWeights | None) -> Tensor:
         own = self.module
-        if self.packed is None:
-            return super().base(x)
-        y: Tensor = torch.ops.mkldnn._convolution_pointwise(
-            x, self.packed, None, own.padding, own.stride, own.dilation, 1, "none", [], ""
-        )
-        return y
+        weight: Tensor = own.weight
+        if off is not None:
+            out = within(self.room, dense(weight))
+            off.write(flat(dense(weight)), flat(out))
+            weight = out
+        if isinstance(own, nn.Linear):
+            return F.linear(x, weight)
+        return F.conv2d(x, weight, None, own.stride, own.padding, own.dilation)
 
-    def run(self, x: Tensor, weight: Tensor) -> Tensor:
-        return F.conv2d(x, weight, None, self.module.stride, self.module.padding, self.module.dilation)
 
-    def fix(self, x: Tensor, y: Tensor) -> None:
-        """A column of the weight belongs to a place of the kernel and a channel, whose pixels it meets there."""
+class _Masked(_Layer):
+    """Masks the weights as they come: `masked_product`."""
+
+    def __init__(self, module: Any, room: Tensor) -> None:
+        super().__init__(module, room)
+        self._weight = flat(module.weight.detach()).numpy()
+
+    def put(self, ends: Numbers, off: Sequence[OffWeights | None], scales: Tensor) -> None:
+        super().put(ends, off, scales)
+        codes = [_code(each) for each in off]
+        self._codes = np.array([each.ctypes.data for each in codes], np.int64)
+        self._counts = np.array([-1 if each.dtype == np.uint8 else len(each) for each in codes], np.int64)
+
+    def run(self, x: Tensor) -> Tensor:
         own = self.module
-        (up, left), (high, wide) = own.padding, x.shape[2:]
-        padded = x.new_zeros(*x.shape[:2], high + 2 * up, wide + 2 * left)
-        padded[:, :, up : up + high, left : left + wide] = x
-        image, channel, row, pixel = padded.stride()
-        column = tuple((channel, own.dilation[0] * row, own.dilation[1] * pixel)[side] for side in self._order)
-        place = image, own.stride[0] * row, own.stride[1] * pixel
-        columns = _offsets(self._sides, column).flatten()
-        for part, each in self.fixes:
-            shape = part.stop - part.start, *y.shape[2:]
-            if len(each.columns) < len(self._numbers):  # only those columns
-                at = columns.index_select(0, each.columns)[:, None] + _offsets(shape, place).flatten()
-                table = padded[part].flatten().index_select(0, at.flatten()).view(at.shape)
-                product = each.times(table, self._numbers[: len(each.columns)])
-            else:
-                met = padded.as_strided((*self._sides, *shape), (*column, *place), part.start * image)
-                product = each.times(met.reshape(len(self._numbers), -1))
-            y[part] -= product.view(-1, *shape).transpose(0, 1)
+        if isinstance(own, nn.Linear):
+            inputs = x.reshape(-1, x.shape[-1])
+            where, shape = _along(*inputs.shape, len(own.weight)), (*x.shape[:-1], len(own.weight))
+        else:
+            (up, left), (high, wide) = own.padding, x.shape[2:]
+            inputs = x.permute(0, 2, 3, 1).contiguous()
+            if up or left:
+                padded = inputs.new_zeros(len(x), high + 2 * up, wide + 2 * left, inputs.shape[3])
+                padded[:, up : up + high, left : left + wide] = inputs
+                inputs = padded
+            where = _across(tuple(inputs.shape), tuple(own.weight.shape), own.stride, own.dilation)
+            shape = len(x), *where.sides, len(own.weight)
+        y = torch.empty(shape)
+        self._multiply(inputs, where, y)
+        return y if isinstance(own, nn.Linear) else y.permute(0, 3, 1, 2)
 
-    def channels(self, y: Tensor) -> tuple[int, ...]:
-        return -1, 1, 1
+    def _multiply(self, x: Tensor, where: _Where, y: Tensor) -> None:
+        places = len(where.starts) // len(y)  # of an image
+
+        def rows(first: int, last: int) -> None:
+            masked_product(
+                self._weight, x.view(-1).numpy(), where.starts, where.runs, where.run, self.ends * places,
+                self._codes, self._counts, self.scales.numpy(), y.view(-1).numpy(), where.outs, first, last,
+            )  # fmt: skip
+
+        count, threads = len(self.module.weight), torch.get_num_threads()
+        if threads == 1:
+            rows(0, count)
+            return
+        step = -(-count // (threads * ROWS)) * ROWS
+        list(_pool().map(rows, range(0, count, step), (min(begin + step, count) for begin in range(0, count, step))))
 
 
-@lru_cache(maxsize=1024)
-def _offsets(shape: tuple[int, ...], strides: tuple[int, ...]) -> Tensor:
-    """Where the entries of a tensor lie in memory."""
-    found = torch.zeros((), dtype=torch.int32)
-    for size, stride in zip(shape, strides, strict=True):
-        found = found[..., None] + torch.arange(0, size * stride, stride, dtype=torch.int32)
+_NONE = np.zeros(0, np.int32)  # weights off
+
+
+def _code(off: OffWeights | None) -> npt.NDArray[Any]:
+    """Positions, or bits."""
+    found = _NONE if off is None else off.positions if off.bits is None else off.bits
+    assert found is not None
     return found
+
+
+@cache
+def _pool() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(thread_name_prefix="product")
+
+
+class _Where(NamedTuple):
+    """Where a product finds its inputs and puts its outputs: see `masked_product`."""
+
+    starts: Numbers
+    runs: Numbers
+    run: int
+    outs: Numbers
+    sides: tuple[int, ...]
+
+
+@lru_cache(maxsize=256)
+def _along(places: int, width: int, outputs: int) -> _Where:
+    """Of vectors that lie one after the other."""
+    numbers = np.arange(places, dtype=np.int64)
+    return _Where(numbers * width, np.zeros(1, np.int64), width, numbers * outputs, ())
+
+
+@lru_cache(maxsize=256)
+def _across(
+    images: tuple[int, ...], weight: tuple[int, ...], stride: tuple[int, ...], dilation: tuple[int, ...]
+) -> _Where:
+    """Of a convolution: its kernel lies on each place of padded images [count, height, width, channels]. Rows of the
+    kernel meet pixels that lie one after the other, unless it has holes; then each of its pixels is a run."""
+    count, high, wide, channels = images
+    outputs, _, *kernel = weight
+    sides = tuple(
+        (side - hole * (size - 1) - 1) // step + 1
+        for side, size, step, hole in zip((high, wide), kernel, stride, dilation, strict=True)
+    )
+    line = wide * channels
+    whole = dilation[1] == 1 or kernel[1] == 1
+    starts = _sums([count, *sides], [high * line, stride[0] * line, stride[1] * channels])
+    runs = _sums([kernel[0], 1 if whole else kernel[1]], [dilation[0] * line, dilation[1] * channels])
+    outs = np.arange(len(starts), dtype=np.int64) * outputs
+    return _Where(starts, runs, channels * (kernel[1] if whole else 1), outs, sides)
+
+
+def _sums(sizes: Sequence[int], strides: Sequence[int]) -> Numbers:
+    """Where the entries of an array with such strides lie."""
+    found = np.zeros((), np.int64)
+    for size, stride in zip(sizes, strides, strict=True):
+        found = found[..., None] + np.arange(size, dtype=np.int64) * stride
+    return found.ravel()
 
 
 class _Norm:
@@ -228,5 +242,13 @@ class _Norm:
         return torch.addcmul(self.shift, x, self.scale)
 
 
-def _layer(module: nn.Module, room: Tensor, packed: Tensor | None) -> _Layer:
-    return (_Linear if isinstance(module, nn.Linear) else _Convolution)(module, room, packed)
+def _kind(module: Any, places: int) -> type[_Layer]:
+    """Masked, if each weight is used in few places, and rows can be divided into steps."""
+    weight: Tensor = module.weight
+    if isinstance(module, nn.Linear):
+        run, ordered = weight.shape[1], weight.is_contiguous()
+    else:
+        holes = module.dilation[1] > 1
+        run = weight.shape[1] * (1 if holes else weight.shape[3])
+        ordered = weight.permute(0, 2, 3, 1).is_contiguous()
+    return _Masked if places < _MANY and ordered and run % LANES == 0 and len(weight) % ROWS == 0 else _Written

@@ -1,30 +1,31 @@
-"""Images of different masks in one pass: what their masks share is computed once for all of them.
+"""Images of different masks in one pass: what their masks share is done once for all of them.
 
-A mask makes (W - W_off) / alpha of a weight W, where W_off holds the weights that are off, and zeros. So a layer runs
-the base's own W on all images, in one batch; from what comes out, the product with the W_off of its mask is taken away
-for each image, which costs in proportion to the weights that are off; and 1 / alpha and the statistics of norm layers
-are numbers for each image and channel. Sums are rounded in another order than in a view of the mask, so this is not the
-same to the bit: it is as near as a batch of another size.
+What a batch saves is that weights are brought from memory once for all of its images. Where the images are of different
+masks, each layer masks its weights as they come, for every image by its own mask (`masked_product.py`). 1 / alpha and
+the statistics of norm layers are numbers for each image and channel. Sums are rounded in another order than in a view
+of the mask, so this is not the same to the bit: it is as near as a batch of another size.
 
-What a batch saves is that weights are brought from memory once for all of its images. Layers that use each weight in
-many places of an image gain little by it: there, masks with many weights off have weights written for them.
+Layers that use each weight in many places of an image gain nothing by it: there, each mask has weights written for it.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from ..running import as_vectors
-from .corrections import Corrections, Plan, takes
-from .mixed_view import MixedView, packed_weights
+from .mixed_masks import Own, Plan
 from .norms import norm_buffers, saved_statistics
 from .selection import tied_names
 from .switching import OffWeights, SpareView, Switch
 from .views import view_of
+
+if TYPE_CHECKING:
+    from .mixed_view import MixedView
 
 _NEAR = 1e-5
 
@@ -32,33 +33,38 @@ _NEAR = 1e-5
 class Mixing:
     """How a base runs images of different masks. Threads may share it; each has a `view` of its own."""
 
-    def __init__(self, plan: Plan, size: tuple[int, int]) -> None:
-        """size: of images; others work as well, but may take longer."""
-        self._plan, self._packed = plan, packed_weights(plan, size)
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._norms = {*plan.means, *plan.variances}
 
     @staticmethod
     def of(base: nn.Module, size: tuple[int, int]) -> Mixing | None:
-        """None where images of different masks cannot share a pass of this base. That is tried, because a base may do
-        as it likes with its layers and with the order of images."""
+        """None where images of different masks cannot share a pass of this base, of images of this size. That is tried,
+        because a base may do as it likes with its layers and with the order of images."""
+        if find_spec("numba") is None:  # of the extra `serve`
+            return None
         with torch.inference_mode(False), torch.no_grad():
             plan = _plan(base, size)
-            found = Mixing(plan, size)
+            found = Mixing(plan)
             return found if plan.places and found._is_right(size) else None
 
-    @property
-    def nbytes(self) -> int:
-        """Of memory that it does not share with the base."""
-        return sum(each.nbytes for each in self._packed.values())
-
     def takes(self, switch: Switch) -> bool:
-        """Whether images of a mask can be among them."""
-        return takes(self._plan, switch)
+        """Whether images of a mask can be among them: of one that covers nothing but weights of the plan's layers and
+        statistics of its norms."""
+        channels = self._plan.channels
+        return (
+            channels.keys() >= switch.off.keys()
+            and self._norms >= switch.norm.keys()
+            and all(channels[name] % len(off.scales) == 0 for name, off in switch.off.items())
+        )
 
-    def corrections(self, switch: Switch) -> Corrections:
-        return Corrections.of(switch, self._plan)
+    def own(self, switch: Switch) -> Own:
+        return Own.of(switch, self._plan)
 
     def view(self) -> MixedView:
-        return MixedView(self._plan, self._packed)
+        from .mixed_view import MixedView  # which needs numba
+
+        return MixedView(self._plan)
 
     def _is_right(self, size: tuple[int, int]) -> bool:
         """Whether some images get the vectors that views of some masks give."""
@@ -74,7 +80,7 @@ class Mixing:
         images = torch.rand(4, 3, *size, generator=torch.Generator().manual_seed(0))
         images = images.contiguous(memory_format=torch.channels_last)
         mixed, spare, counts = self.view(), SpareView(base), [count for _, count in masks]
-        mixed.put([(self.corrections(each), count) for each, count in masks])
+        mixed.put([(self.own(each), count) for each, count in masks])
         try:
             found = as_vectors(mixed.module(images))
         except (RuntimeError, ValueError):

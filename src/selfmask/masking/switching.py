@@ -1,9 +1,8 @@
 """Masks that change places quickly: what it takes to put one in place, and views whose mask can be exchanged.
 
 A mask leaves no weight as it is, because those that are on are divided by alpha. So putting one in place is a pass over
-the weights, W / alpha, which is as fast as memory; what the mask itself adds are its weights that are off, and they
-are kept so that they cost in proportion to their number: as positions where they are few, as the gaps between them
-where there are more, and as bits only where an eighth or more is off. In any case a bit a weight at most.
+the weights, W / alpha, which is as fast as memory; what the mask itself adds are its weights that are off. Where they
+are few, their positions are kept, so that they cost in proportion to their number; else a bit a weight.
 
 Nothing is allocated: fresh pages cost more than all of the arithmetic.
 """
@@ -28,8 +27,6 @@ from .selection import tied_names
 from .views import view_of
 
 _FEW = 32  # weights for each that is off, at least: positions of 4 bytes then take no more than a bit a weight
-_SOME = 8  # the same for gaps of a byte
-_FAR = 255  # a gap of this many or more goes on in the next byte
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,15 +35,12 @@ class OffWeights:
 
     scales: Scales
     positions: npt.NDArray[np.int32] | None = None
-    gaps: npt.NDArray[np.uint8] | None = None
-    far: bool = False
-    """Whether some gap takes more than one byte."""
     bits: Bits | None = None
-    """Of all weights, 1 where on."""
+    """Of all weights, 1 where on, the lowest bit of a byte first: as processors number what they calculate with."""
 
     @property
     def nbytes(self) -> int:
-        return sum(part.nbytes for part in (self.positions, self.gaps, self.bits) if part is not None)
+        return sum(part.nbytes for part in (self.positions, self.bits) if part is not None)
 
     @staticmethod
     def of(on: npt.NDArray[np.bool_], scales: Scales) -> OffWeights:
@@ -54,39 +48,20 @@ class OffWeights:
         off = np.flatnonzero(~on)
         if len(off) * _FEW <= len(on):
             return OffWeights(scales, positions=off.astype(np.int32))
-        if len(off) * _SOME <= len(on):
-            steps = np.diff(off, prepend=0)
-            more = steps // _FAR
-            if not more.any():
-                return OffWeights(scales, gaps=steps.astype(np.uint8))
-            if len(off) + int(more.sum()) <= len(on) // 8:
-                # Every full step of 255 goes before the rest of its gap.
-                gaps = np.full(len(off) + int(more.sum()), _FAR, np.uint8)
-                gaps[np.cumsum(more + 1) - 1] = steps % _FAR
-                return OffWeights(scales, gaps=gaps, far=True)
-        return OffWeights(scales, bits=np.packbits(on))
+        return OffWeights(scales, bits=np.packbits(on, bitorder="little"))
 
     def write(self, weight: Tensor, out: Tensor) -> None:
         """The effective weight into `out`; both are flat, in the order of memory."""
         if self.bits is not None:
-            unpack_mask_(self.bits, None, out)
+            unpack_mask_(self.bits, None, out, "little")
             for part, own, scale in zip(*_chunks(self.scales, out, weight), self.scales, strict=True):
                 torch.addcmul(part.new_zeros(()), own, part, value=scale, out=part)
             return
         for part, own, scale in zip(*_chunks(self.scales, out, weight), self.scales, strict=True):
             # Added to zero, as `apply_mask_` does it: to the bit the same, also where a weight is -0.
             torch.add(part.new_zeros(()), own, alpha=scale, out=part)
-        off = self.positions_of()
-        if len(off):
-            out.index_fill_(0, torch.from_numpy(off).to(out.device, torch.int64), 0)
-
-    def positions_of(self) -> npt.NDArray[np.int32]:
-        """Of the weights that are off, where they are not kept as bits."""
-        if self.gaps is None:
-            assert self.positions is not None
-            return self.positions
-        found = np.cumsum(self.gaps, dtype=np.int32)
-        return found[self.gaps != _FAR] if self.far else found
+        if self.positions is not None and len(self.positions):
+            out.index_fill_(0, torch.from_numpy(self.positions).to(out.device, torch.int64), 0)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -95,11 +95,6 @@ class ServeConfig:
         return max(1, (min(cores_here(), int(told)) if told.isdigit() else cores_here()) // self.threads)
 
     @property
-    def spare_views(self) -> int:
-        """Expanded models beyond those of threads, one each, and of pinned masks; or one, if nothing is pinned."""
-        return self.max_hot - self.threads - max(1, len(self.pin))
-
-    @property
     def any_host(self) -> bool:
         """Whether requests are served under whatever name of this machine they come."""
         return self.insecure or not is_loopback(self.host)

@@ -62,15 +62,9 @@ class Engine:
         self.catalogue = Catalogue(self.shelf, backbone)
         side = (config.size, config.size) if config.size else backbone.preprocessing.size
         passing = can_pass(backbone.model, side)
-        # What memory for expanded models can be spared is for passes that masks share: there it serves many more.
-        lent = config.spare_views if config.max_batch > 1 else 0
-        mixing, passes = Mixing.of(backbone.model, side) if lent > 0 else None, None
-        if mixing is None:
-            lent = 0
-        else:
-            room = lent * sum(each.nbytes for each in backbone.model.parameters()) - mixing.nbytes
-            passes = MixedPasses(mixing, room, self.metrics.corrections)
-        views = HotViews(backbone.model, config.max_hot - lent, config.threads, self.metrics.expanded, passing=passing)
+        mixing = Mixing.of(backbone.model, side) if config.max_batch > 1 else None
+        passes = None if mixing is None else MixedPasses(mixing)
+        views = HotViews(backbone.model, config.max_hot, config.threads, self.metrics.expanded, passing=passing)
         self.store = Store(backbone, self.shelf, views, config.packed, config.size, self.metrics.packed, passes=passes)
         self.queue = Queue(config.queue, config.max_batch, config.max_wait_ms / 1000)
         self.metrics.watch(self.queue, self.store)

@@ -44,7 +44,6 @@ class Metrics:
         self._hot = cache.labels("expanded", "hit")
         self._cold = cache.labels("expanded", "miss")
         self._tier = {what: cache.labels("packed", what) for what in ("hit", "miss")}
-        self._mixed = {what: cache.labels("corrections", what) for what in ("hit", "miss")}
         self._switches = Counter("selfmask_switches", "Masks put in place of another.", registry=own)
         self._replaced = Counter("selfmask_workers_replaced", "Threads that run the model and had ended.", registry=own)
 
@@ -75,9 +74,6 @@ class Metrics:
 
     def packed(self, outcome: str) -> None:
         self._tier[outcome].inc()
-
-    def corrections(self, outcome: str) -> None:
-        self._mixed[outcome].inc()
 
     def expanded(self, outcome: str) -> None:
         if outcome == "hit":

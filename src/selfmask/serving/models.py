@@ -58,7 +58,7 @@ def vectors_of(groups: Sequence[tuple[Model, int]], images: Tensor) -> Tensor:
     model = groups[0][0]
     if len(groups) == 1 or model.mixable is None:
         return model.vectors(images)
-    shares = [Share(each, each.mixable.switch, count) for each, count in groups if each.mixable is not None]
+    shares = [Share(each.mixable.switch, count) for each, count in groups if each.mixable is not None]
     return model.mixable.passes.vectors(shares, images, model.preprocessing)
 
 

@@ -200,8 +200,6 @@ class Store:
         if old is not None:
             self.nbytes -= old.nbytes
             self._views.forget(lambda key: key is old.result or (isinstance(key, tuple) and key[0] is old.result))
-            if self._passes is not None:
-                self._passes.forget(lambda key: key is old.result)
 
 
 def _again(error: UnusableModelError) -> UnusableModelError:
