@@ -91,7 +91,7 @@ def test_every_image_gets_the_vector_of_its_mask(
     net = base()
     files = [mask_file(tmp_path / f"{n}.smn", off, n, **settings) for n, (off, settings) in enumerate(CASES)]
     net.to(memory_format=layout)
-    plan, mixing = plan_of(net), Mixing(plan_of(net))
+    plan, mixing = plan_of(net), Mixing(plan_of(net), (11, 9))
     masked, spare, mixed = MaskedModel(net), SpareView(net), MixedView(plan)
     switches = [*(Switch.of(masked.read_mask(file), net) for file in files), Switch({}, {})]
     assert all(mixing.takes(each) for each in switches)
@@ -154,20 +154,20 @@ def test_every_part_of_a_weight_has_a_scale_of_its_own() -> None:
     assert found.scales.tolist() == [1.0] * 16 + [2.0] * 12 + [3.0] * 12 + [1.0] * 64
 
 
-@pytest.mark.parametrize(("name", "share"), [("two.bias", 0.05), ("norm.weight", 0.05), ("other.weight", 0.05)])
-def test_a_mask_of_other_tensors_is_not_taken(name: str, share: float) -> None:
-    assert not Mixing(plan_of(base())).takes(Switch({name: OffWeights.of(np.ones(16, bool), (1.0,))}, {}))
+@pytest.mark.parametrize("name", ["two.bias", "norm.weight", "other.weight"])
+def test_a_mask_of_other_tensors_is_not_taken(name: str) -> None:
+    assert not Mixing(plan_of(base()), (11, 9)).takes(Switch({name: OffWeights.of(np.ones(16, bool), (1.0,))}, {}))
 
 
 def test_parts_that_are_not_whole_channels_are_not_taken() -> None:
     on = np.ones(24 * 144, bool)
-    mixing = Mixing(plan_of(base()))
+    mixing = Mixing(plan_of(base()), (11, 9))
     assert mixing.takes(Switch({"two.weight": OffWeights.of(on, (1.0, 1.0, 1.0))}, {}))
     assert not mixing.takes(Switch({"two.weight": OffWeights.of(on, (1.0,) * 9)}, {}))
 
 
 def test_statistics_of_other_norms_are_not_taken() -> None:
-    assert not Mixing(plan_of(base())).takes(Switch({}, {"other.running_mean": torch.zeros(4)}))
+    assert not Mixing(plan_of(base()), (11, 9)).takes(Switch({}, {"other.running_mean": torch.zeros(4)}))
 
 
 class Turned(nn.Module):
@@ -179,6 +179,31 @@ class Turned(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y: torch.Tensor = self.line(self.conv(x).flatten(2).permute(2, 0, 1)).mean(0)
+        return y
+
+
+class Flat(nn.Module):
+    """Is made for images of one size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.line = nn.Linear(192, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.line(x.flatten(1))
+        return y
+
+
+class Normed(nn.Module):
+    """Has a weight that is computed, and a first token that lies among others; names what it gives."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.utils.spectral_norm(nn.Conv2d(3, 32, 3))
+        self.line = nn.Linear(32, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.line(input=self.conv(x).flatten(2).mT[:, 0])
         return y
 
 
@@ -206,6 +231,29 @@ def test_whether_a_base_can_be_mixed_is_found_by_trying() -> None:
 def _of_all(net: nn.Module) -> Switch:
     weights = {name: each for name, each in net.named_parameters() if name.endswith("weight")}
     return Switch({name: OffWeights.of(np.ones(each.numel(), bool), (1.0,)) for name, each in weights.items()}, {})
+
+
+def test_inputs_that_do_not_fit_are_refused() -> None:
+    """Torch would do so, too; here, memory of others would be read."""
+    found = Mixing.of(Flat().eval(), (8, 8))
+    assert found is not None
+    view = found.view()
+    view.put([(found.own(Switch({}, {})), 1)])
+    assert view.module(torch.zeros(1, 3, 8, 8)).shape == (1, 16)
+    for wrong in (torch.zeros(1, 3, 16, 16), torch.zeros(1, 3, 8, 8, dtype=torch.float64)):
+        with pytest.raises(ValueError, match="192 channels of float32"):
+            view.module(wrong)
+
+
+def test_layers_whose_weight_is_computed_are_left_out() -> None:
+    found = Mixing.of(Normed().eval(), (8, 8))
+    assert found is not None
+    assert found._plan.places == {"line.weight": 1}
+
+
+def test_a_base_that_fails_in_some_way_is_not_mixed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mixed_view, "MixedView", lambda plan: 1 // 0)
+    assert Mixing.of(base(), (11, 9)) is None
 
 
 def test_a_mixed_view_is_used_for_as_many_images_as_it_was_told() -> None:

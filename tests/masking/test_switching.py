@@ -133,6 +133,16 @@ def test_whether_a_base_can_be_passed_is_found_by_trying() -> None:
     assert not can_pass(Sly().eval(), (9, 9))
 
 
+def test_parts_of_a_weight_that_lies_across_memory_have_their_own_scales(tmp_path: Path) -> None:
+    file, net = mask_file(tmp_path / "mask.smn", 0.1, 0, alpha_of="projection", select="all"), base()
+    weight = net.attention.in_proj_weight
+    weight.data = weight.data.T.contiguous().T
+    masked, spare = MaskedModel(net), SpareView(net)
+    spare.put(Switch.of(masked.read_mask(file), net))
+    masked.load_mask(file, "mask")
+    same_state(masked.view("mask"), spare.module)
+
+
 @given(st.integers(1, 3000), st.floats(0, 1), st.integers(0, 100))
 def test_what_is_off_is_kept_in_a_bit_a_weight_and_comes_back(count: int, share: float, seed: int) -> None:
     random = np.random.default_rng(seed)

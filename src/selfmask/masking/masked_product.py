@@ -17,8 +17,8 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic, models, register_model
 
-# A step takes so many weights of each of so many rows, and multiplies them with so many places of images: as many as
-# the registers of the processor hold sums for.
+# A step multiplies LANES weights of each of ROWS rows by the inputs of PLACES places of images: as many as there are
+# registers for their sums.
 _WIDE = bool(binding.get_host_cpu_features().get("avx512f"))
 LANES, PLACES = (16, 4) if _WIDE else (8, 2)
 ROWS = 4
@@ -131,7 +131,7 @@ def _address(_: Any, array: Any) -> tuple[Any, Callable[..., Any]]:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def _position(_: Any, address: Any, number: Any) -> tuple[Any, Callable[..., Any]]:
-    """Of int32 positions at an address, one."""
+    """One of the int32 positions at an address."""
 
     def code(context: Any, builder: Any, signature: Any, given: Any) -> Any:
         start = builder.inttoptr(given[0], ir.IntType(32).as_pointer())
@@ -145,7 +145,7 @@ def _position(_: Any, address: Any, number: Any) -> tuple[Any, Callable[..., Any
 
 @njit(nogil=True)  # type: ignore[untyped-decorator]
 def _first_from(positions: int, count: int, least: int) -> int:
-    """How many of the positions are less."""
+    """How many of the positions are less than `least`."""
     low, high = 0, count
     while low < high:
         middle = (low + high) // 2
@@ -190,7 +190,7 @@ def masked_product(
                     room[place >> 3] &= ~(1 << (place & 7)) & 255
                     at[mask] += 1
             for first in range(begin, ends[mask], PLACES):
-                for number in range(PLACES):  # what is beyond the last is computed again, and dropped
+                for number in range(PLACES):  # past the end, the last place is computed again and dropped
                     tile[number] = starts[min(first + number, ends[mask] - 1)]
                 a, b, c, d = _zeros(), _zeros(), _zeros(), _zeros()
                 here, flags = row * columns, bits

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import cache, lru_cache
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from functools import cache, lru_cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,14 +35,14 @@ class MixedView:
         modules = {name: self.module.get_submodule(name.rpartition(".")[0]) for name in weights}
         kinds = {name: _kind(each, plan.places[name]) for name, each in modules.items()}
         written = [weights[name].numel() for name, kind in kinds.items() if kind is _Written]
-        room = torch.empty(max(written, default=0))
+        room = torch.empty(max(written, default=0), dtype=torch.float32, device="cpu")
         self._layers = {name: kind(modules[name], room) for name, kind in kinds.items()}
         self._norms = [_Norm(self.module.get_submodule(name)) for name in plan.norms]
         self._channels = [len(each) for each in weights.values()]
 
     @torch.no_grad()
     def put(self, groups: Sequence[tuple[Own, int]]) -> None:
-        """Say of which mask the images of the next passes are: so many of one, then so many of the next."""
+        """Set whose images come next: so many of one mask, then so many of the next."""
         ends = np.cumsum([count for _, count in groups])
         scales = torch.stack([own.scales for own, _ in groups]).split_with_sizes(self._channels, 1)
         for (name, layer), scale in zip(self._layers.items(), scales, strict=True):
@@ -80,11 +80,11 @@ class _Layer:
         """ends: where the images of each mask end. scales: 1 / alpha [masks, channels]."""
         self.ends, self.off, self.scales = ends, off, scales
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:  # as modules name it
         expected = int(self.ends[-1]) if len(self.ends) else 0
-        if len(x) != expected:  # of a base that has images elsewhere, or divides them
-            raise ValueError(f"expected {expected} images, found {len(x)}")
-        y, bias = self.run(x), self.module.bias
+        if len(input) != expected:  # of a base that has images elsewhere, or divides them
+            raise ValueError(f"expected {expected} images, found {len(input)}")
+        y, bias = self.run(input), self.module.bias
         if bias is not None:
             y += bias.view(-1, 1, 1) if isinstance(self.module, nn.Conv2d) else bias
         return y
@@ -136,37 +136,41 @@ class _Masked(_Layer):
 
     def run(self, x: Tensor) -> Tensor:
         own = self.module
+        channels = x.shape[-1 if isinstance(own, nn.Linear) else 1]
+        if channels != own.weight.shape[1] or x.dtype != torch.float32:  # else what lies beyond would be read
+            raise ValueError(f"expected {own.weight.shape[1]} channels of float32, found {channels} of {x.dtype}")
         if isinstance(own, nn.Linear):
-            inputs = x.reshape(-1, x.shape[-1])
+            inputs = x.reshape(-1, channels).contiguous()
             where, shape = _along(*inputs.shape, len(own.weight)), (*x.shape[:-1], len(own.weight))
         else:
             (up, left), (high, wide) = own.padding, x.shape[2:]
             inputs = x.permute(0, 2, 3, 1).contiguous()
             if up or left:
-                padded = inputs.new_zeros(len(x), high + 2 * up, wide + 2 * left, inputs.shape[3])
+                padded = inputs.new_zeros(len(x), high + 2 * up, wide + 2 * left, channels)
                 padded[:, up : up + high, left : left + wide] = inputs
                 inputs = padded
             where = _across(tuple(inputs.shape), tuple(own.weight.shape), own.stride, own.dilation)
             shape = len(x), *where.sides, len(own.weight)
-        y = torch.empty(shape)
+        y = inputs.new_empty(shape)
         self._multiply(inputs, where, y)
         return y if isinstance(own, nn.Linear) else y.permute(0, 3, 1, 2)
 
     def _multiply(self, x: Tensor, where: _Where, y: Tensor) -> None:
         places = len(where.starts) // len(y)  # of an image
-
-        def rows(first: int, last: int) -> None:
-            masked_product(
-                self._weight, x.view(-1).numpy(), where.starts, where.runs, where.run, self.ends * places,
-                self._codes, self._counts, self.scales.numpy(), y.view(-1).numpy(), where.outs, first, last,
-            )  # fmt: skip
-
+        product: Callable[[int, int], None] = partial(
+            masked_product,
+            self._weight, x.view(-1).numpy(), where.starts, where.runs, where.run, self.ends * places,
+            self._codes, self._counts, self.scales.numpy(), y.view(-1).numpy(), where.outs,
+        )  # fmt: skip
         count, threads = len(self.module.weight), torch.get_num_threads()
         if threads == 1:
-            rows(0, count)
+            product(0, count)
             return
         step = -(-count // (threads * ROWS)) * ROWS
-        list(_pool().map(rows, range(0, count, step), (min(begin + step, count) for begin in range(0, count, step))))
+        parts = [_pool().submit(product, begin, min(begin + step, count)) for begin in range(0, count, step)]
+        wait(parts)  # all of them: the masks, of which they have addresses, may be gone afterwards
+        for part in parts:
+            part.result()
 
 
 _NONE = np.zeros(0, np.int32)  # weights off
@@ -238,8 +242,8 @@ class _Norm:
         self.scale = self.shift = torch.empty(0)
         module.forward = self.forward
 
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.addcmul(self.shift, x, self.scale)
+    def forward(self, input: Tensor) -> Tensor:  # as modules name it
+        return torch.addcmul(self.shift, input, self.scale)
 
 
 def _kind(module: Any, places: int) -> type[_Layer]:

@@ -10,6 +10,7 @@ Layers that use each weight in many places of an image gain nothing by it: there
 
 from __future__ import annotations
 
+import logging
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -28,13 +29,14 @@ if TYPE_CHECKING:
     from .mixed_view import MixedView
 
 _NEAR = 1e-5
+_log = logging.getLogger(__name__)
 
 
 class Mixing:
     """How a base runs images of different masks. Threads may share it; each has a `view` of its own."""
 
-    def __init__(self, plan: Plan) -> None:
-        self._plan = plan
+    def __init__(self, plan: Plan, size: tuple[int, int]) -> None:
+        self._plan, self.size = plan, size
         self._norms = {*plan.means, *plan.variances}
 
     @staticmethod
@@ -43,10 +45,13 @@ class Mixing:
         because a base may do as it likes with its layers and with the order of images."""
         if find_spec("numba") is None:  # of the extra `serve`
             return None
-        with torch.inference_mode(False), torch.no_grad():
-            plan = _plan(base, size)
-            found = Mixing(plan)
-            return found if plan.places and found._is_right(size) else None
+        try:
+            with torch.inference_mode(False), torch.no_grad():
+                found = Mixing(_plan(base, size), size)
+                return found if found._plan.places and found._is_right() else None
+        except Exception as error:  # whatever it does in its layers: passes of their own are always right
+            _log.info("images of different masks cannot share a pass: %s: %s", type(error).__name__, error)
+            return None
 
     def takes(self, switch: Switch) -> bool:
         """Whether images of a mask can be among them: of one that covers nothing but weights of the plan's layers and
@@ -66,7 +71,7 @@ class Mixing:
 
         return MixedView(self._plan)
 
-    def _is_right(self, size: tuple[int, int]) -> bool:
+    def _is_right(self) -> bool:
         """Whether some images get the vectors that views of some masks give."""
         base, random = self._plan.base, np.random.default_rng(0)
         weights = {name: base.get_parameter(name) for name in self._plan.places}
@@ -77,14 +82,11 @@ class Mixing:
             masks.append((Switch({name: OffWeights.of(each, (1.01,)) for name, each in on.items()}, norm), count))
         if not all(self.takes(each) for each, _ in masks):
             return False
-        images = torch.rand(4, 3, *size, generator=torch.Generator().manual_seed(0))
+        images = torch.rand(4, 3, *self.size, generator=torch.Generator().manual_seed(0))
         images = images.contiguous(memory_format=torch.channels_last)
         mixed, spare, counts = self.view(), SpareView(base), [count for _, count in masks]
         mixed.put([(self.own(each), count) for each, count in masks])
-        try:
-            found = as_vectors(mixed.module(images))
-        except (RuntimeError, ValueError):
-            return False
+        found = as_vectors(mixed.module(images))
         for (each, _), own, vectors in zip(
             masks, images.split_with_sizes(counts), found.split_with_sizes(counts), strict=True
         ):
@@ -114,7 +116,9 @@ def _plan(base: nn.Module, size: tuple[int, int]) -> Plan:
 
 def _plain_layers(base: nn.Module) -> dict[str, nn.Module]:
     """By the names of their weights, which are theirs alone."""
-    found = {f"{name}.weight": each for name, each in base.named_modules() if _is_plain(each)}
+    named = dict(base.named_parameters(remove_duplicate=False))
+    modules = ((f"{name}.weight", each) for name, each in base.named_modules())
+    found = {name: each for name, each in modules if name in named and _is_plain(each)}
     places = tied_names(base, list(found))
     return {name: each for name, each in found.items() if places.get(name) == [name]}
 

@@ -210,8 +210,10 @@ def within(room: Tensor, like: Tensor) -> Tensor:
 
 
 def dense(weight: Tensor) -> Tensor:
-    """The weight, if it fills its memory without holes; else a copy that does."""
-    return weight if torch.empty_like(weight).stride() == weight.stride() else weight.contiguous()
+    """The weight, if it fills its memory without holes, one row after the other; else a copy that does."""
+    strides = weight.stride()
+    whole = torch.empty_like(weight).stride() == strides and strides[:1] == (max(strides, default=0),)[: weight.ndim]
+    return weight if whole else weight.contiguous()
 
 
 def flat(tensor: Tensor) -> Tensor:

@@ -30,9 +30,9 @@ class MixedPasses:
     def __init__(self, mixing: Mixing) -> None:
         self._mixing, self._own = mixing, threading.local()
 
-    def takes(self, switch: Switch) -> bool:
-        """Whether images of this mask may share a pass."""
-        return self._mixing.takes(switch)
+    def takes(self, switch: Switch, size: tuple[int, int]) -> bool:
+        """Whether images of this mask, of this size, may share a pass: others were not tried."""
+        return size == self._mixing.size and self._mixing.takes(switch)
 
     def vectors(self, shares: Sequence[Share], images: Tensor, preprocessing: Preprocessing) -> Tensor:
         view: MixedView | None = getattr(self._own, "view", None)

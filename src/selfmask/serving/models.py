@@ -80,7 +80,8 @@ class FrozenModel:
     ) -> None:
         self.name, self.base, self.fingerprint = name, base, fingerprint
         self.preprocessing, self.width = preprocessing, width
-        self.mixable = None if passes is None else Mixable(passes, Switch({}, {}))
+        none, shares = Switch({}, {}), passes is not None and passes.takes(Switch({}, {}), preprocessing.size)
+        self.mixable = Mixable(passes, none) if passes is not None and shares else None
 
     def vectors(self, images: Tensor) -> Tensor:
         with base_meant():
@@ -104,7 +105,8 @@ class MaskModel:
     ) -> None:
         self.name, self.switch, self._views, self.fingerprint = name, switch, views, fingerprint
         self.preprocessing, self.width, self.head, self.map = preprocessing, width, head, whiten
-        self.mixable = Mixable(passes, switch) if passes is not None and passes.takes(switch) else None
+        shares = passes is not None and passes.takes(switch, preprocessing.size)
+        self.mixable = Mixable(passes, switch) if passes is not None and shares else None
 
     @property
     def nbytes(self) -> int:
