@@ -95,7 +95,7 @@ def _as_bits(switch: Switch, base: nn.Module) -> Switch:
     weights, bits = dict(base.named_parameters()), {}
     for name, each in switch.off.items():
         on = torch.empty(weights[name].numel())
-        OffWeights((1.0,), each.positions, each.bits).write(torch.ones_like(on), on)
+        OffWeights((1.0,), each.gaps, each.bits).write(torch.ones_like(on), on)
         bits[name] = OffWeights(each.scales, bits=np.packbits(on.bool().numpy(), bitorder="little"))
     return Switch(bits, switch.norm)
 

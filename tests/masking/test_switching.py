@@ -154,9 +154,19 @@ def test_what_is_off_is_kept_in_a_bit_a_weight_and_comes_back(count: int, share:
     assert torch.equal(out, 2.0 * weight * torch.from_numpy(on))
 
 
+@pytest.mark.parametrize("places", [(0,), (65_534, 65_535, 65_536), (65_535, 196_605), (399_999,), (131_070, 131_071)])
+def test_gaps_may_be_wide(places: tuple[int, ...]) -> None:
+    on = np.ones(400_000, bool)
+    on[list(places)] = False
+    off, out = OffWeights.of(on, (1.0,)), torch.empty(400_000)
+    assert off.nbytes <= 2 * (len(places) + 6)
+    off.write(torch.ones(400_000), out)
+    assert np.flatnonzero(out == 0).tolist() == list(places)
+
+
 def test_few_weights_off_take_memory_in_proportion() -> None:
     on = np.ones(1_000_000, dtype=bool)
     on[::10_000] = False
-    assert OffWeights.of(on, (1.0,)).nbytes == 400
+    assert OffWeights.of(on, (1.0,)).nbytes == 200
     on[::20] = False
     assert OffWeights.of(on, (1.0,)).nbytes == 125_000

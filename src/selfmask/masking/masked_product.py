@@ -17,6 +17,8 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic, models, register_model
 
+from .switching import MOST_GAP
+
 # A step multiplies LANES weights of each of ROWS rows by the inputs of PLACES places of images: as many as there are
 # registers for their sums.
 _WIDE = bool(binding.get_host_cpu_features().get("avx512f"))
@@ -130,30 +132,17 @@ def _address(_: Any, array: Any) -> tuple[Any, Callable[..., Any]]:
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def _position(_: Any, address: Any, number: Any) -> tuple[Any, Callable[..., Any]]:
-    """One of the int32 positions at an address."""
+def _gap(_: Any, address: Any, number: Any) -> tuple[Any, Callable[..., Any]]:
+    """One of the uint16 numbers at an address."""
 
     def code(context: Any, builder: Any, signature: Any, given: Any) -> Any:
-        start = builder.inttoptr(given[0], ir.IntType(32).as_pointer())
+        start = builder.inttoptr(given[0], ir.IntType(16).as_pointer())
         return builder.zext(builder.load(builder.gep(start, [given[1]])), _LONG)
 
     return types.int64(types.int64, types.int64), code
 
 
 # ---- the product ---------------------------------------------------------------------------------------------------
-
-
-@njit(nogil=True)  # type: ignore[untyped-decorator]
-def _first_from(positions: int, count: int, least: int) -> int:
-    """How many of the positions are less than `least`."""
-    low, high = 0, count
-    while low < high:
-        middle = (low + high) // 2
-        if _position(positions, middle) < least:
-            low = middle + 1
-        else:
-            high = middle
-    return low
 
 
 @njit(nogil=True)  # type: ignore[untyped-decorator]
@@ -166,16 +155,14 @@ def masked_product(
     weight: rows of `len(runs) * run` values, one after the other. x: inputs; those of place p are `run` values from
     starts[p] + each of `runs` on. ends: where the places of each mask end; those of the first begin at 0. codes: the
     address of what is on in each mask: bits of all weights, the lowest first, where counts is negative; else `counts`
-    positions (int32) of weights that are off. Of the rows, those from first_row to last_row, in steps of ROWS.
+    gaps between weights that are off, as `OffWeights` has them. Of the rows, those from first_row to last_row, in steps
+    of ROWS.
     """
     columns = len(runs) * run
     width = columns // 8  # bytes of a row
     room, totals = np.empty(ROWS * width, np.uint8), np.empty(ROWS * PLACES, np.float32)
     tile = np.empty(PLACES, np.int64)
-    at = np.zeros(len(codes), np.int64)
-    for mask in range(len(codes)):
-        if counts[mask] >= 0:
-            at[mask] = _first_from(codes[mask], counts[mask], first_row * columns)
+    at, before = np.zeros(len(codes), np.int64), np.zeros(len(codes), np.int64)  # gaps that were added, and their sum
     for row in range(first_row, last_row, ROWS):
         begin = 0
         for mask in range(len(codes)):
@@ -184,10 +171,13 @@ def masked_product(
             else:
                 bits, room[:] = _address(room), 255
                 while at[mask] < counts[mask]:
-                    place = _position(codes[mask], at[mask]) - row * columns
+                    gap = _gap(codes[mask], at[mask])
+                    place = before[mask] + gap - row * columns
                     if place >= ROWS * columns:
                         break
-                    room[place >> 3] &= ~(1 << (place & 7)) & 255
+                    if gap < MOST_GAP and place >= 0:  # rows before the first are another thread's
+                        room[place >> 3] &= ~(1 << (place & 7)) & 255
+                    before[mask] += gap
                     at[mask] += 1
             for first in range(begin, ends[mask], PLACES):
                 for number in range(PLACES):  # past the end, the last place is computed again and dropped

@@ -173,12 +173,12 @@ class _Masked(_Layer):
             part.result()
 
 
-_NONE = np.zeros(0, np.int32)  # weights off
+_NONE = np.zeros(0, np.uint16)  # weights off
 
 
 def _code(off: OffWeights | None) -> npt.NDArray[Any]:
-    """Positions, or bits."""
-    found = _NONE if off is None else off.positions if off.bits is None else off.bits
+    """Gaps, or bits."""
+    found = _NONE if off is None else off.gaps if off.bits is None else off.bits
     assert found is not None
     return found
 

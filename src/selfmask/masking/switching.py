@@ -2,7 +2,7 @@
 
 A mask leaves no weight as it is, because those that are on are divided by alpha. So putting one in place is a pass over
 the weights, W / alpha, which is as fast as memory; what the mask itself adds are its weights that are off. Where they
-are few, their positions are kept, so that they cost in proportion to their number; else a bit a weight.
+are few, the gaps between them are kept, so that they cost in proportion to their number; else a bit a weight.
 
 Nothing is allocated: fresh pages cost more than all of the arithmetic.
 """
@@ -26,7 +26,9 @@ from .norms import norm_buffers, saved_statistics
 from .selection import tied_names
 from .views import view_of
 
-_FEW = 32  # weights for each that is off, at least: positions of 4 bytes then take no more than a bit a weight
+_FEW = 32  # weights for each that is off, at least, where the gaps between them are kept
+MOST_GAP = 65_535
+"""What a gap between weights adds at most; where it is that, it goes on in the next."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,21 +36,26 @@ class OffWeights:
     """Which weights of a tensor are off, in the order in which they lie in memory, and 1 / alpha of its parts."""
 
     scales: Scales
-    positions: npt.NDArray[np.int32] | None = None
+    gaps: npt.NDArray[np.uint16] | None = None
+    """What to add to the position of one (or, at first, to 0) for that of the next; 65,535 leads to no weight."""
     bits: Bits | None = None
     """Of all weights, 1 where on, the lowest bit of a byte first: as processors number what they calculate with."""
 
     @property
     def nbytes(self) -> int:
-        return sum(part.nbytes for part in (self.positions, self.bits) if part is not None)
+        return sum(part.nbytes for part in (self.gaps, self.bits) if part is not None)
 
     @staticmethod
     def of(on: npt.NDArray[np.bool_], scales: Scales) -> OffWeights:
         """on: flags of all weights, in the order of memory."""
         off = np.flatnonzero(~on)
-        if len(off) * _FEW <= len(on):
-            return OffWeights(scales, positions=off.astype(np.int32))
-        return OffWeights(scales, bits=np.packbits(on, bitorder="little"))
+        if len(off) * _FEW > len(on):
+            return OffWeights(scales, bits=np.packbits(on, bitorder="little"))
+        steps = np.diff(off, prepend=0)
+        more = steps // MOST_GAP
+        gaps = np.full(len(off) + int(more.sum()), MOST_GAP, np.uint16)
+        gaps[np.cumsum(more + 1) - 1] = steps % MOST_GAP
+        return OffWeights(scales, gaps=gaps)
 
     def write(self, weight: Tensor, out: Tensor) -> None:
         """The effective weight into `out`; both are flat, in the order of memory."""
@@ -60,8 +67,9 @@ class OffWeights:
         for part, own, scale in zip(*_chunks(self.scales, out, weight), self.scales, strict=True):
             # Added to zero, as `apply_mask_` does it: to the bit the same, also where a weight is -0.
             torch.add(part.new_zeros(()), own, alpha=scale, out=part)
-        if self.positions is not None and len(self.positions):
-            out.index_fill_(0, torch.from_numpy(self.positions).to(out.device, torch.int64), 0)
+        if self.gaps is not None and len(self.gaps):
+            positions = np.cumsum(self.gaps, dtype=np.int64)[self.gaps != MOST_GAP]
+            out.index_fill_(0, torch.from_numpy(positions).to(out.device), 0)
 
 
 @dataclasses.dataclass(frozen=True)
