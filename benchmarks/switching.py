@@ -2,7 +2,8 @@
 
 A view made anew (`MaskedModel.view`); the memory of a view written again, by the mask's bits, and by the weights that
 are off alone (`masking/switching.py`); and a view whose layers write their weights as they run (passing). All give the
-same weights, to the bit. CPU time is measured, since a busy machine disturbs it less than a clock.
+same weights, to the bit. Beside them, images of different masks that share a pass (`masking/mixing.py`). CPU time is
+measured, since a busy machine disturbs it less than a clock.
 """
 
 from __future__ import annotations
@@ -20,12 +21,14 @@ from rich.table import Table
 from torch import nn
 
 from selfmask.masking import MaskedModel
+from selfmask.masking.mixing import Mixing
 from selfmask.masking.selection import tied_names
 from selfmask.masking.switching import OffWeights, SpareView, Switch
 
 from .many_masks import FEW, MANY, backbone, packed, template
 
 FORWARD = "forward pass, 1 image"
+SHARES = 0.001, FEW, MANY  # of weights that are off
 
 
 def main() -> int:
@@ -40,7 +43,7 @@ def main() -> int:
     )
     for name in asked.backbones:
         for size in asked.sizes:
-            for off in (FEW, MANY):
+            for off in SHARES:
                 found, kept = measured(name, size, off, asked.repeats)
                 for what, seconds in found.items():
                     ratios = [own / whole for own, whole in zip(seconds, found[FORWARD], strict=True)]
@@ -55,14 +58,16 @@ def measured(name: str, size: int, off: float, repeats: int) -> tuple[dict[str, 
     of = backbone(name, size)
     base = of.model.eval().to(memory_format=torch.channels_last)
     like = template(of)
-    masks = [packed(like, seed, off) for seed in range(2)]
+    masks = [packed(like, seed, off) for seed in range(8)]
     masked = MaskedModel(base)
     for number, mask in enumerate(masks):
         masked._packed[str(number)], masked._tied[str(number)] = mask, tied_names(base, list(mask.sizes))
     by_off = [Switch.of(mask, base) for mask in masks]
     by_bits = [_as_bits(switch, base) for switch in by_off]
     spare, other, view = SpareView(base), SpareView(base), masked.view("0")
-    passing = SpareView(base, passing=True)
+    passing, mixing = SpareView(base, passing=True), Mixing.of(base, (size, size))
+    assert mixing is not None
+    mixed = mixing.view()
     images = torch.randn(16, 3, size, size).contiguous(memory_format=torch.channels_last)
     for number in (1, 0):
         spare.put(by_off[number])
@@ -71,6 +76,11 @@ def measured(name: str, size: int, off: float, repeats: int) -> tuple[dict[str, 
     assert torch.equal(view(images), other.module(images))
     passing.put(by_off[0])
     assert torch.equal(view(images), passing.module(images))
+
+    def share(count: int) -> None:
+        mixed.put([(mixing.own(switch), 1) for switch in by_off[:count]])
+        mixed.module(images[:count])
+
     calls: dict[str, Callable[[int], object]] = {
         FORWARD: lambda turn: view(images[:1]),
         "forward pass, 16 images, a 16th of it": lambda turn: view(images),
@@ -79,6 +89,8 @@ def measured(name: str, size: int, off: float, repeats: int) -> tuple[dict[str, 
         "the same memory, by weights that are off": lambda turn: spare.put(by_off[turn % 2]),
         "that, then 1 image": lambda turn: (spare.put(by_off[turn % 2]), spare.module(images[:1])),
         "1 image, passing": lambda turn: (passing.put(by_off[turn % 2]), passing.module(images[:1])),
+        "1 image, in a pass that others could share": lambda turn: share(1),
+        "8 images of 8 masks in one pass, an 8th of it": lambda turn: share(8),
     }
     found: dict[str, list[float]] = {what: [] for what in calls}
     for turn in range(repeats + 1):
@@ -86,7 +98,9 @@ def measured(name: str, size: int, off: float, repeats: int) -> tuple[dict[str, 
             begin = time.process_time()
             call(turn)
             if turn:  # the first is for warming up
-                found[what].append((time.process_time() - begin) / (16 if "16th" in what else 1))
+                found[what].append(
+                    (time.process_time() - begin) / (16 if "16th" in what else 8 if "8th" in what else 1)
+                )
     kept = dict(zip(list(calls)[3:5], (by_bits[0].nbytes, by_off[0].nbytes), strict=True))
     return found, kept
 

@@ -30,6 +30,7 @@ LATE = {  # what may be imported inside a function: extras, plotting, the hub, a
     "ray.exceptions",
     "onnxruntime",
     "faiss",
+    "mixed_view",  # which needs numba
     "pillow_heif",
     "av",
     "matplotlib.figure",
