@@ -69,22 +69,22 @@ def _zeros(_: Any) -> tuple[Any, Callable[..., Any]]:
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def _inputs(_: Any, x: Any, starts: Any, first: Any, offset: Any) -> tuple[Any, Callable[..., Any]]:
-    """The inputs of PLACES, from starts[first] + offset on and so forth, side by side."""
+def _inputs(_: Any, x: Any, starts: Any, offset: Any) -> tuple[Any, Callable[..., Any]]:
+    """The inputs of PLACES, from their starts + offset on, side by side."""
 
     def code(context: Any, builder: Any, signature: Any, given: Any) -> Any:
         own, table = (_start(context, builder, signature.args[each], given[each]) for each in (0, 1))
         parts = []
         for number in range(PLACES):
-            place = builder.load(builder.gep(table, [builder.add(given[2], ir.Constant(_LONG, number))]))
-            parts.append(_step_at(builder, own, builder.add(place, given[3])))
+            place = builder.load(builder.gep(table, [ir.Constant(_LONG, number)]))
+            parts.append(_step_at(builder, own, builder.add(place, given[2])))
         while len(parts) > 1:
             both = list(range(2 * parts[0].type.count))
             pairs = zip(parts[::2], parts[1::2], strict=True)
             parts = [_shuffled(builder, one, other, both) for one, other in pairs]
         return parts[0]
 
-    return _Sums()(x, starts, types.int64, types.int64), code
+    return _Sums()(x, starts, types.int64), code
 
 
 @intrinsic  # type: ignore[untyped-decorator]
@@ -186,7 +186,7 @@ def masked_product(
                 here, flags = row * columns, bits
                 for offset in runs:
                     for column in range(0, run, LANES):
-                        values = _inputs(x, tile, 0, offset + column)
+                        values = _inputs(x, tile, offset + column)
                         a = _added(a, values, weight, here, flags)
                         b = _added(b, values, weight, here + columns, flags + width)
                         c = _added(c, values, weight, here + 2 * columns, flags + 2 * width)
