@@ -8,9 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from selfmask.masking.mixing import Mixing
+from selfmask.masking.switching import Switch
 from selfmask.serving import engine as engines
+from selfmask.serving.mixed import MixedPasses
 
-from .served import ask, hold, offline, photo, save_mask, served, until, vectors_of
+from .served import ask, backbone, hold, offline, photo, save_mask, served, until, vectors_of
 
 PHOTOS = [photo(number) for number in range(8)]
 
@@ -55,3 +58,12 @@ def _at_once(client, engine, names):  # type: ignore[no-untyped-def]
             until(lambda: engine.queue.waiting == len(names))
         assert first.result().status_code == 200
         return [each.result() for each in asked]
+
+
+def test_images_of_a_size_that_was_not_tried_do_not_share() -> None:
+    own = backbone()
+    mixing = Mixing.of(own.model.eval(), (32, 32))
+    assert mixing is not None
+    passes = MixedPasses(mixing)
+    assert passes.takes(Switch({}, {}), (32, 32))
+    assert not passes.takes(Switch({}, {}), (64, 64))
