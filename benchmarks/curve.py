@@ -3,6 +3,7 @@
     python -m benchmarks.curve plan [--only TEXT]                      how many steps a budget gives: on an idle machine
     python -m benchmarks.curve BUDGET [--only TEXT] [--seeds N]        BUDGET: 2m, 20m, 2h
     python -m benchmarks.curve BUDGET --method full|lora|bitfit        the same steps by another method
+    python -m benchmarks.curve BUDGET --beside                         pairs that are no part of the means
     python -m benchmarks.curve tables
 
 A budget is time, so how many steps it gives is asked of an idle machine, by dry runs of `adapt`, and kept. The runs
@@ -23,12 +24,15 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any, get_args
 
+from torch import nn
+
 from selfmask import AdaptConfig, AdaptResult, adapt
 from selfmask.commands.adapt_config import AdaptMethod
 from selfmask.commands.outcome import Labelled
 from selfmask.data import open_images
 from selfmask.evaluation.rows import COLUMNS
 from selfmask.memory import keep_memory
+from selfmask.preprocessing import Preprocessing
 from selfmask.training.budget import LEAST_STEPS
 from selfmask.training.config import seconds_of
 
@@ -56,6 +60,7 @@ LOOKED_AT = (
     Pair("resnet18", "small-imagenette"),
     Pair("lite0", "small-cifar10"),
     Pair("resnet18", "small-five"),
+    Pair("selfmask/vit", "selfmask/fashion"),
 )
 # ... and is run on these once, when it is done.
 ONCE = (
@@ -65,14 +70,20 @@ ONCE = (
     Pair("tiny_vit", "small-imagenette"),
 )
 PAIRS = (*LOOKED_AT, *ONCE)
-CURVE = (*LOOKED_AT[:3], *ONCE[:2])
+CURVE = (*LOOKED_AT[:3], *ONCE[:2])  # the means are of these
+BESIDE = (LOOKED_AT[4], *ONCE[2:])  # run as well, with --beside: in the tables, and not in their means
+
+
+def backbone_for(pair: Pair) -> tuple[nn.Module, Preprocessing]:
+    model, preprocessing = backbone_named(pair.backbone)
+    if not pair.backbone.startswith("selfmask/"):
+        preprocessing = dataclasses.replace(preprocessing, size=(64, 64))
+    return model, preprocessing
 
 
 def run(pair: Pair, settings: Mapping[str, Any], **of_adapt: Any) -> AdaptResult:
     """`fast` on this pair, with some settings changed."""
-    model, preprocessing = backbone_named(pair.backbone)
-    if pair.backbone != "selfmask/tiny":
-        preprocessing = dataclasses.replace(preprocessing, size=(64, 64))
+    model, preprocessing = backbone_for(pair)
     config = AdaptConfig.preset("fast", track=(), size=preprocessing.size[0], **settings)
     return adapt(model, pair.images, config, preprocessing=preprocessing, report=False, **of_adapt)
 
@@ -117,22 +128,22 @@ Gains = dict[tuple[Pair, int], list[float]]
 
 def show(lines: Sequence[dict[str, Any]]) -> None:
     """A table for each budget and method, with means over seeds, and what it adds to the budget before it."""
-    before: dict[str, Gains] = {}
     for method in get_args(AdaptMethod):
+        before: Gains = {}
         for budget in BUDGETS:
             found = [line for line in lines if (line["budget"], method_of(line)) == (budget, method)]
-            if found:
-                gains = {
-                    (Pair(line["backbone"], line["images"]), line["seed"]): _gains(line["result"]) for line in found
-                }
-                _table(f"{budget}, {method}", found, gains)
-                if shared := gains.keys() & before.get(method, {}).keys():
-                    more = [
-                        [now - then for now, then in zip(gains[each], before[method][each], strict=True)]
-                        for each in shared
-                    ]
-                    print(_row([f"more than the budget before (runs: {len(shared)})", "", "", "", ""], _means(more)))
-                before[method] = gains
+            gains = {_key(line): points_gained(line["result"]["rows"], method) for line in found}
+            if not found:
+                continue
+            _table(f"{budget}, {method}", found, gains)
+            if shared := [each for each in gains if each in before and each[0] not in BESIDE]:
+                more = [[now - then for now, then in zip(gains[key], before[key], strict=True)] for key in shared]
+                print(_row([f"more than the budget before (runs: {len(shared)})", "", "", "", ""], _means(more)))
+            before = gains
+
+
+def _key(line: Mapping[str, Any]) -> tuple[Pair, int]:
+    return Pair(line["backbone"], line["images"]), line["seed"]
 
 
 def _table(title: str, lines: Sequence[dict[str, Any]], gains: Gains) -> None:
@@ -140,18 +151,21 @@ def _table(title: str, lines: Sequence[dict[str, Any]], gains: Gains) -> None:
     print("| " + " | ".join(["pair", "runs", "kept", "steps", "kB", *COLUMNS.values()]) + " |")
     print("|" + " --- |" * (5 + len(COLUMNS)))
     rows = []
-    for pair in dict.fromkeys(pair for pair in PAIRS if any(each == pair for each, _ in gains)):
+    ran = dict.fromkeys(pair for pair in PAIRS if any(each == pair for each, _ in gains))
+    for pair in sorted(ran, key=lambda each: each in BESIDE):
         results = [line["result"] for line in lines if Pair(line["backbone"], line["images"]) == pair]
-        rows.append(_means([own for (each, _), own in gains.items() if each == pair]))
+        own = _means([own for (each, _), own in gains.items() if each == pair])
+        rows += [] if pair in BESIDE else [own]
         stored = "mask_bytes" if method_of(lines[0]) == "mask" else "bytes"
         kept = sum(each["kept"] != "identity" for each in results)
         steps, size = (mean(each[key] for each in results) for key in ("steps", stored))
-        print(_row([str(pair), str(len(results)), str(kept), f"{steps:,.0f}", f"{size / 1000:,.0f}"], rows[-1]))
-    print(_row([f"**mean of {len(rows)}**", "", "", "", ""], _means(rows)))
+        print(_row([str(pair), str(len(results)), str(kept), f"{steps:,.0f}", f"{size / 1000:,.0f}"], own))
+    if rows:
+        print(_row([f"**mean of the first {len(rows)}**", "", "", "", ""], _means(rows)))
 
 
-def _gains(result: Mapping[str, Any]) -> list[float]:
-    rows, method = result["rows"], result["method"]
+def points_gained(rows: Mapping[str, Mapping[str, float]], method: str) -> list[float]:
+    """In all columns, over frozen, and then of both with the map."""
     return [100 * (rows[method + end][key] - rows["frozen" + end][key]) for end in ("", "+map") for key in COLUMNS]
 
 
@@ -160,9 +174,12 @@ def _means(rows: Sequence[Sequence[float]]) -> list[float]:
 
 
 def _row(cells: Sequence[str], gains: Sequence[float]) -> str:
+    return "| " + " | ".join([*cells, *told(gains)]) + " |"
+
+
+def told(gains: Sequence[float]) -> list[str]:
     half = len(gains) // 2
-    told = [f"{plain:+.1f}, {mapped:+.1f}" for plain, mapped in zip(gains[:half], gains[half:], strict=True)]
-    return "| " + " | ".join([*cells, *told]) + " |"
+    return [f"{plain:+.1f}, {mapped:+.1f}" for plain, mapped in zip(gains[:half], gains[half:], strict=True)]
 
 
 def main() -> None:
@@ -170,6 +187,7 @@ def main() -> None:
     parser.add_argument("budget", choices=("plan", *BUDGETS, "tables"))
     parser.add_argument("--log", type=Path, default=LOG)
     parser.add_argument("--only", default="", help="only pairs whose name holds this text")
+    parser.add_argument("--beside", action="store_true", help="the pairs that are no part of the means")
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--method", choices=get_args(AdaptMethod), default="mask")
     given = parser.parse_args()
@@ -183,7 +201,7 @@ def main() -> None:
                 plan(pair)
         return
     for seed in range(given.seeds):
-        for pair in CURVE:
+        for pair in BESIDE if given.beside else CURVE:
             key = pair.backbone, pair.images, given.budget, seed, given.method
             done = {
                 (*(line[name] for name in ("backbone", "images", "budget", "seed")), method_of(line))

@@ -1,6 +1,7 @@
 """Few labels, and a backbone of ImageNet quality: masks learned without labels against learning from the labels.
 
-    python -m benchmarks.low_shot [--seeds N] [--steps N]    runs what is missing, and prints the table: docs/train.md
+    python -m benchmarks.low_shot [--seeds N] [--steps N] [--shares S ...]   runs what is missing, and prints the table:
+                                                                             docs/train.md
 
 The paper's order: where labels are fewest, a mask learned without labels, with a linear probe on top, is above a
 supervised mask and above full fine-tuning. EfficientNet-Lite0 with its ImageNet weights at 64 pixels, CIFAR-10 (4,000
@@ -39,12 +40,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=240, help="of the masks learned without labels")
+    parser.add_argument("--shares", type=float, nargs="+", default=SHARES, help="of the labels")
     given = parser.parse_args()
     keep_memory()  # as the command line does
     config = CompareConfig.preset(
         "fast",
         methods=("frozen", "self-mask", "mask", "full"),
-        label_fractions=SHARES,
+        label_fractions=tuple(given.shares),
         seeds=given.seeds,
         adapt_steps=given.steps,
         size=SIZE,

@@ -85,8 +85,7 @@ def assert_best(result: AdaptResult) -> None:
     troubled = {trouble["step"] for trouble in numbers["troubles"]}  # such a point is not kept, however good
     measured = {0: numbers["quality_before"]}
     measured |= {step: quality for step, quality in result.quality if step not in troubled}
-    assert numbers["quality_after"] == max(measured.values()) >= numbers["quality_before"]
-    assert measured[numbers["best_step"]] == numbers["quality_after"]
+    assert measured[numbers["best_step"]] == numbers["quality_after"] >= numbers["quality_before"]
     assert result.helped == (numbers["kept"] == "mask") == (numbers["best_step"] > 0)
     for value in result.model.state_dict().values():
         assert value.isfinite().all()
@@ -476,9 +475,9 @@ def watching(*qualities: float) -> Guard:
 
 @pytest.mark.parametrize(
     ("qualities", "best"),
-    [((0.5,), 0), ((0.5, 0.49, 0.48), 0), ((0.5, 0.5, 0.5), 0), ((0.5, 0.6, 0.55), 1), ((0.5, 0.6, 0.6, 0.7), 3)],
+    [((0.5,), 0), ((0.5, 0.49, 0.48), 0), ((0.5, 0.5, 0.5), 0), ((0.5, 0.6, 0.55), 1), ((0.5, 0.6, 0.6), 2)],
 )
-def test_the_best_point_is_the_first_of_the_highest_start_included(qualities: tuple[float, ...], best: int) -> None:
+def test_the_best_point_is_the_last_of_the_highest_start_included(qualities: tuple[float, ...], best: int) -> None:
     guard = watching(*qualities)
     assert (guard.best_step, guard.best_state) == (best, {"at": best})
     assert guard.best_quality == pytest.approx(max(qualities))
@@ -494,7 +493,7 @@ def test_a_run_whose_quality_was_measured_in_another_way_is_not_continued() -> N
     guard = watching(0.4, 0.5)
     state = guard.state_dict()
     guard.load_state_dict(state, {})
-    for other in ({**state, "measure": 1}, {key: value for key, value in state.items() if key != "measure"}):
+    for other in ({**state, "measure": 2}, {key: value for key, value in state.items() if key != "measure"}):
         with pytest.raises(RunMismatchError, match="another release"):
             guard.load_state_dict(other, {})
 
@@ -516,6 +515,20 @@ def test_a_point_that_may_be_better_by_luck_is_not_kept() -> None:
     assert guard.best_step == 2
     assert guard.best_gain is not None
     assert guard.best_gain.mean == pytest.approx(0.2)
+
+
+def test_of_points_that_cannot_be_told_apart_the_last_is_kept() -> None:
+    """A little worse on average, but by some images alone; and again, until together it is no luck any more."""
+    guard = watching(0.5, 0.6)
+    lower = scores(0.6)
+    for step, kept in ((2, 2), (3, 3), (4, 3)):
+        lower[:, step] -= 0.3
+        assert guard.look({"step": step, "loss": 1.0}, nn.Identity(), partial(dict, at=step), lower.clone()) is None
+        assert (guard.best_step, guard.best_state) == (kept, {"at": kept})
+        resumed = watching(0.5)
+        resumed.load_state_dict(guard.state_dict(), guard.best_state)
+        guard = resumed
+    assert guard.best_quality < 0.6
 
 
 def test_quality_that_is_lost_is_trouble_and_a_little_less_is_not() -> None:
@@ -608,5 +621,7 @@ def test_what_a_guard_knows_can_be_saved(tmp_path: Path) -> None:
     torch.save(guard.state_dict(), tmp_path / "guard.pt")
     other = Guard(guard._measure, guard._gain, every=1, looks=10)
     other.load_state_dict(torch.load(tmp_path / "guard.pt", weights_only=True), guard.best_state)
-    assert torch.equal(other._first, guard._first)
-    assert vars(other) | {"_first": None} == vars(guard) | {"_first": None}
+    of_scores = {"_first": None, "_top": None}
+    for name in of_scores:
+        torch.testing.assert_close(vars(other)[name], vars(guard)[name], rtol=0, atol=0)
+    assert vars(other) | of_scores == vars(guard) | of_scores

@@ -44,8 +44,9 @@ class AdaptConfig(RunConfig):
     objective: training objective.
     views: augmented views of each image; by default those that suit the objective. Here `size` only sets the ratio of
         small crops to large ones.
-    gate: measure on held-out images whether the representation improves, and keep the best point; if nothing is better
-        than the frozen backbone, the result is the frozen backbone.
+    gate: measure on held-out images whether the representation improves, and keep the last point that is proven better
+        than the frozen backbone, unless an earlier one is proven better still; if none is, the result is the frozen
+        backbone.
     quality_every: number of steps between measurements of quality on the held-out images; by default 60, or a tenth of
         a longer run: every look is a chance to take luck for a gain, and many raise the bar for each.
     """

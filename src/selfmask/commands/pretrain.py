@@ -35,8 +35,9 @@ NetworkName = Literal["tiny", "vit"]
 PretrainObjective = Literal["swav", "dino"]
 _NETWORKS: Mapping[str, type[nn.Module]] = {"tiny": TinyResNet, "vit": SmallViT}
 # The rate and, by whether there are labels, the weight decay. A transformer's tensors have gradients of very different
-# sizes: there, each is measured in units of its own, and rates are of steps that are as large as that.
-_RATES = {"tiny": 0.2, "vit": 3e-4}
+# sizes: there, each is measured in units of its own, and rates are of steps that are as large as that. At 3e-4, SwAV's
+# loss goes back to ln K and stays there.
+_RATES = {"tiny": 0.2, "vit": 1e-4}
 _DECAY = {"tiny": {False: 1e-4, True: 5e-4}, "vit": {False: 0.05, True: 0.05}}
 
 # Sharper assignments, few prototypes and soft crops, or a small network from random weights stays at ln K.
@@ -56,7 +57,7 @@ class PretrainConfig(RunConfig):
     network: what to train: tiny (the residual network selfmask/tiny) or vit (the vision transformer selfmask/vit).
     labels: train with labels (cross-entropy) instead of without.
     objective: what is learned without labels: swav or dino.
-    lr: learning rate of all weights; by default 0.2 for tiny, 0.0003 for vit, whose gradients are scaled to a root mean
+    lr: learning rate of all weights; by default 0.2 for tiny, 0.0001 for vit, whose gradients are scaled to a root mean
         square of 1 in each tensor.
     weight_decay: weight decay of all weights; by default 5e-4 with labels and 1e-4 without for tiny, 0.05 for vit.
     """

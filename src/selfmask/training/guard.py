@@ -29,8 +29,11 @@ State = dict[str, Any]
 
 
 class Guard:
-    """Measures now and then, keeps the best point that is proven better than what the run falls back to, and answers
-    trouble: go back once, and gentler; then stop.
+    """Measures now and then, keeps the last point that is proven better than what the run falls back to and not proven
+    worse than the best one, and answers trouble: go back once, and gentler; then stop.
+
+    The last, and not the one of the highest quality: rates fall to nothing at the end of a run, which settles what was
+    learned, while between points that the measure cannot tell apart, the highest is so by luck.
 
     measure: scores of the model as it is, without labels; higher is better. Their order is always the same.
     gain: how much better the second scores are than the first.
@@ -55,6 +58,7 @@ class Guard:
         self.seconds = 0.0  # spent on measuring
         self._learned = 0  # the last step whose loss was better than a guess
         self._first = torch.zeros(1, 1)  # scores of what the run falls back to
+        self._top: Tensor | None = None  # scores of the point of the highest quality among those kept so far
         self._peak = -math.inf  # the best quality of any point of this run, kept or not
 
     def measure(self, measure: Callable[[], Tensor] | None = None) -> Tensor:
@@ -74,17 +78,23 @@ class Guard:
     def look(
         self, line: Mapping[str, Any], model: nn.Module, take: Callable[[], State], scores: Tensor | None = None
     ) -> str | None:
-        """What is wrong after this line of the log, if anything is; else keep the point if it is the best so far."""
+        """What is wrong after this line of the log, if anything; else keep the point if none before is better."""
         trouble = self._collapse(line, model)
         if trouble is None and scores is not None:
             quality, gain = as_quality(scores), self._gain(self._first, scores)
-            if quality > max(self.best_quality, LEAST) and gain.proven(self._looks):
+            if quality > LEAST and gain.proven(self._looks) and not self._is_worse(scores):
                 self.best_step, self.best_quality, self.best_gain = line["step"], quality, gain
-                self.best_state = copy.deepcopy(take())
+                if self._top is None or as_quality(self._top) < quality:
+                    self._top = scores
+                self.best_state = copy.deepcopy(take())  # after the rest, which is part of it
             elif quality < _LOST * self._peak:
                 trouble = f"quality fell from {self._peak:.3f} to {quality:.3f}"
             self._peak = max(self._peak, quality)
         return trouble
+
+    def _is_worse(self, scores: Tensor) -> bool:
+        """Whether the best point so far is proven better. It stays the yardstick: many small losses add up."""
+        return self._top is not None and self._gain(scores, self._top).proven(1)
 
     def _collapse(self, line: Mapping[str, Any], model: nn.Module) -> str | None:
         if not math.isfinite(line["loss"]):
@@ -119,6 +129,7 @@ class Guard:
             "best_quality": self.best_quality,
             "best_gain": None if self.best_gain is None else dataclasses.astuple(self.best_gain),
             "first": self._first,
+            "top": self._top,
             "peak": self._peak,
             "stopped": self.stopped,
             "learned": self._learned,
@@ -133,7 +144,7 @@ class Guard:
             )
         self.scale, self.best_step, self.best_quality = state["scale"], state["best_step"], state["best_quality"]
         self.best_gain = None if state["best_gain"] is None else Gain(*state["best_gain"])
-        self._first, self.stopped = state["first"], state["stopped"]
+        self._first, self._top, self.stopped = state["first"], state["top"], state["stopped"]
         self.first_quality = as_quality(self._first)
         self.seconds, self._learned, self._peak = state["seconds"], state["learned"], state["peak"]
         self.best_state = best
