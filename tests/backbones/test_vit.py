@@ -7,11 +7,15 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file
 
 from selfmask import MaskConfig, get_masked_model
 from selfmask.backbones import load_backbone
-from selfmask.backbones.vit import Block, SmallViT
+from selfmask.backbones.vit import WEIGHTS, Block, SmallViT
 from selfmask.commands.pretrain import PretrainConfig
+from selfmask.data import SomeImages, open_images
+from selfmask.embedding.vectors import embed
+from selfmask.evaluation import knn_accuracy
 from tests.cli.inside import selfmask
 from tests.cli.test_adapt import save_clothes
 
@@ -20,6 +24,19 @@ def test_is_small() -> None:
     model = SmallViT()
     assert 1_700_000 < sum(p.numel() for p in model.parameters()) < 2_300_000
     assert 2 * sum(value.numel() for value in model.state_dict().values()) < 4_000_000
+
+
+def test_comes_with_the_package() -> None:
+    backbone = load_backbone("selfmask/vit")
+    assert all(value.dtype == torch.float16 for value in load_file(WEIGHTS).values())
+    assert all(value.dtype == torch.float32 for value in backbone.model.state_dict().values())
+    vectors, labels = [], []
+    for split in ("train", "test"):
+        images = open_images("selfmask/fashion", split=split)
+        assert images.labels is not None
+        vectors.append(embed(backbone.model, SomeImages(images, range(500)), backbone.preprocessing)[0])
+        labels.append(torch.tensor(images.labels[:500]))
+    assert knn_accuracy(vectors[0], labels[0], vectors[1], labels[1], k=20) > 0.5
 
 
 @pytest.mark.parametrize("side", [32, 16, 48])

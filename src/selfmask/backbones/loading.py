@@ -215,6 +215,5 @@ def _ours(name: str) -> Recipe:
         load_weights(model, path, name)
         return model
 
-    how = "`selfmask pretrain`" if name == TINY else "`selfmask pretrain cifar10 --network vit`"
-    todo = f"install the package again; or train them: {how}; or pass a file as --weights"
+    todo = "install the package again; or train them: `selfmask pretrain`; or pass a file as --weights"
     return Recipe(network, tiny.PREPROCESSING, InstalledFile(module.WEIGHTS, todo), load, licence="apache-2.0")

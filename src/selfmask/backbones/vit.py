@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 WEIGHTS = Path(__file__).with_name("vit.safetensors")
-"""Half-precision weights. They come with the package if it was built with them; `selfmask pretrain` makes them."""
+"""Half-precision weights, to keep the package small; they are computed with in single precision."""
 _PATCH, _SIDE, _WIDTH, _DEPTH, _HEADS = 4, 32, 192, 4, 3
 
 
