@@ -128,6 +128,7 @@ Gains = dict[tuple[Pair, int], list[float]]
 
 def show(lines: Sequence[dict[str, Any]]) -> None:
     """A table for each budget and method, with means over seeds, and what it adds to the budget before it."""
+    of_masks: dict[str, Gains] = {}
     for method in get_args(AdaptMethod):
         before: Gains = {}
         for budget in BUDGETS:
@@ -136,10 +137,19 @@ def show(lines: Sequence[dict[str, Any]]) -> None:
             if not found:
                 continue
             _table(f"{budget}, {method}", found, gains)
-            if shared := [each for each in gains if each in before and each[0] not in BESIDE]:
-                more = [[now - then for now, then in zip(gains[key], before[key], strict=True)] for key in shared]
-                print(_row([f"more than the budget before (runs: {len(shared)})", "", "", "", ""], _means(more)))
+            _compare("more than the budget before", gains, before)
+            if method == "mask":
+                of_masks[budget] = gains
+            else:
+                _compare("a mask, more than this", of_masks.get(budget, {}), gains)
             before = gains
+
+
+def _compare(what: str, these: Gains, those: Gains) -> None:
+    """A row of how much higher these are, on the mean of the runs of the same pairs and seeds."""
+    if shared := [each for each in these if each in those and each[0] not in BESIDE]:
+        more = [[now - then for now, then in zip(these[key], those[key], strict=True)] for key in shared]
+        print(_row([f"{what} (runs: {len(shared)})", "", "", "", ""], _means(more)))
 
 
 def _key(line: Mapping[str, Any]) -> tuple[Pair, int]:

@@ -19,8 +19,9 @@ from pathlib import Path
 from selfmask.backbones import Backbone
 from selfmask.commands.compare import CompareConfig, compare
 from selfmask.data import open_images
+from selfmask.evaluation.metrics import interval
 from selfmask.memory import keep_memory
-from selfmask.report.comparison import as_dict, markdown
+from selfmask.report.comparison import LABELS, Comparison, as_dict, markdown
 
 from .gate import backbone_named
 
@@ -55,6 +56,18 @@ def main() -> None:
     found = compare(load, train, test, config, out=RUNS)
     LOG.write_text(json.dumps(as_dict(found), indent=1) + "\n")
     print(markdown(found))
+    for share in found.shares:
+        own = accuracies(found, "self-mask", share)
+        for other in ("frozen", "mask", "full"):
+            more = [100 * (mine - theirs) for mine, theirs in zip(own, accuracies(found, other, share), strict=True)]
+            middle, width = interval(more)
+            above = f"above {LABELS[other]} in {sum(each > 0 for each in more)} of {len(more)} draws"
+            print(f"{100 * share:g} %: {above}, by {middle:+.1f} ± {width or 0:.1f} points")
+
+
+def accuracies(found: Comparison, method: str, share: float) -> list[float]:
+    """Of each draw of labels, in order."""
+    return [each["accuracy"] for cell, each in found.results.items() if (cell.method, cell.share) == (method, share)]
 
 
 if __name__ == "__main__":
