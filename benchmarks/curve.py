@@ -131,7 +131,7 @@ def show(lines: Sequence[dict[str, Any]]) -> None:
     of_masks: dict[str, Gains] = {}
     for method in get_args(AdaptMethod):
         before: Gains = {}
-        for budget in BUDGETS:
+        for budget in (*BUDGETS, *{line["budget"] for line in lines if line["budget"] not in BUDGETS}):
             found = [line for line in lines if (line["budget"], method_of(line)) == (budget, method)]
             gains = {_key(line): points_gained(line["result"]["rows"], method) for line in found}
             if not found:
@@ -161,7 +161,9 @@ def _table(title: str, lines: Sequence[dict[str, Any]], gains: Gains) -> None:
     print("| " + " | ".join(["pair", "runs", "kept", "steps", "kB", *COLUMNS.values()]) + " |")
     print("|" + " --- |" * (5 + len(COLUMNS)))
     rows = []
-    ran = dict.fromkeys(pair for pair in PAIRS if any(each == pair for each, _ in gains))
+    ran = dict.fromkeys(
+        [*(pair for pair in PAIRS if any(each == pair for each, _ in gains)), *(each for each, _ in gains)]
+    )
     for pair in sorted(ran, key=lambda each: each in BESIDE):
         results = [line["result"] for line in lines if Pair(line["backbone"], line["images"]) == pair]
         own = _means([own for (each, _), own in gains.items() if each == pair])

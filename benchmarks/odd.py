@@ -54,13 +54,14 @@ def only(name: str, *classes: int, most: int | None = None) -> Kind:
 
 
 def mostly(name: str, label: int, share: float) -> Kind:
-    """Training images of which one class has this share."""
+    """Training images of which one class has this share, and all others as many as each other."""
 
     def make(folder: Path) -> Path:
         found = arrays(name)
-        own = found["train_labels"] == label
-        others = np.flatnonzero(~own)[: round(own.sum() * (1 - share) / share)]
-        rows = np.sort(np.concatenate([np.flatnonzero(own), others]))
+        labels = found["train_labels"]
+        of_class = {each: np.flatnonzero(labels == each) for each in np.unique(labels)}
+        few = round(len(of_class[label]) * (1 - share) / share / (len(of_class) - 1))
+        rows = np.sort(np.concatenate([of if each == label else of[:few] for each, of in of_class.items()]))
         return saved(folder, found | {key: found[key][rows] for key in ("train_images", "train_labels")})
 
     return make
