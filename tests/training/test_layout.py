@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from selfmask.backbones import load_backbone
-from selfmask.training.layout import Layout, channels_first, earlier_stage
+from selfmask.training.layout import Layout, as_maps, earlier_stage
 
 
 @pytest.mark.parametrize(
@@ -19,7 +19,8 @@ from selfmask.training.layout import Layout, channels_first, earlier_stage
         ("convnext_atto", 64, "stages.2"),  # its last norm sees a pooled map
         ("tf_efficientnet_lite0", 64, "blocks.4"),  # the next block begins at the same size
         ("tf_efficientnet_lite0", 32, "blocks.2"),  # the last stage sees one place only
-        ("vit_tiny_patch16_224", 224, None),
+        ("vit_tiny_patch16_224", 224, "blocks.8"),  # of twelve
+        ("convmixer_768_32", 64, "blocks.23"),  # maps of one size throughout
     ],
 )
 def test_the_stage_before_the_last(name: str, size: int, stage: str | None) -> None:
@@ -29,8 +30,28 @@ def test_the_stage_before_the_last(name: str, size: int, stage: str | None) -> N
 
 def test_maps_with_channels_last_are_turned() -> None:
     maps = torch.randn(2, 5, 7, 7)
-    assert torch.equal(channels_first(maps.movedim(1, 3)), maps)
-    assert torch.equal(channels_first(maps), maps)
+    assert torch.equal(as_maps(maps.movedim(1, 3)), maps)
+    assert torch.equal(as_maps(maps), maps)
+
+
+def test_tokens_are_laid_out_as_their_patches_lie() -> None:
+    """Against what a backbone says its own maps are, a token for the class before them."""
+    model = timm.create_model("vit_tiny_patch16_224", num_classes=0, img_size=64).eval()
+    images = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        tokens = _output(model, model.blocks[8], images)
+        (wanted,) = model.forward_intermediates(images, indices=[8], intermediates_only=True)
+    assert tokens.shape[1] == 17
+    assert torch.equal(as_maps(tokens), wanted)
+
+
+@pytest.mark.parametrize("name", ["selfmask/vit", "vit_tiny_patch16_224"])
+def test_transformers_have_places_too(name: str) -> None:
+    model = load_backbone(name).model if "/" in name else timm.create_model(name, num_classes=0, img_size=64)
+    layout = Layout(model.eval(), model)
+    with torch.no_grad():
+        found = layout(torch.randn(40, 3, 64, 64, generator=torch.Generator().manual_seed(0)))
+    assert found.shape == (40, layout.features + 16 * 64)
 
 
 def test_vectors_are_followed_by_places() -> None:
