@@ -10,7 +10,6 @@ SELFMASK_WEIGHTS names.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 from collections.abc import Iterator
 from statistics import mean
 
@@ -25,8 +24,7 @@ from selfmask.objectives.neighbours import NeighboursConfig, nearest
 from selfmask.objectives.principal import principal, whitened
 from selfmask.training.layout import Layout
 
-from .curve import LOOKED_AT, ONCE, Pair
-from .gate import backbone_named
+from .curve import LOOKED_AT, ONCE, Pair, backbone_for
 
 MORE = (Pair("selfmask/tiny", "small-mnist"), Pair("lite0", "small-fashion"))
 
@@ -44,9 +42,7 @@ class Both(torch.nn.Module):
 
 def teachers(pair: Pair) -> Iterator[tuple[str, Tensor]]:
     """Name -> unit vectors of the training images."""
-    model, preprocessing = backbone_named(pair.backbone)
-    if pair.backbone != "selfmask/tiny":
-        preprocessing = dataclasses.replace(preprocessing, size=(64, 64))
+    model, preprocessing = backbone_for(pair)
     both = Both(model.eval())
     found, _ = embed(both, open_images(pair.images, split="train"), preprocessing)
     vectors, places = found[:, : both.layout.features], found[:, both.layout.features :]

@@ -86,7 +86,7 @@ def _before_the_last(seen: list[tuple[str, int]]) -> str | None:
 
 
 def _late_block(seen: list[tuple[str, torch.Size]]) -> str | None:
-    """Of modules and the shapes of their maps, in the order they are run. Blocks are numbered members of one list, which
+    """Of modules and the shapes of their maps, in the order they are run. Blocks are numbered members of one list that
     is not itself in a block."""
     lists: dict[str, dict[str, torch.Size]] = {}
     for name, shape in seen:
