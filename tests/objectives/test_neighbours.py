@@ -20,7 +20,7 @@ from selfmask import adapt
 from selfmask.data.views import ViewsConfig
 from selfmask.errors import ConfigError
 from selfmask.evaluation.whitening import chosen_power
-from selfmask.objectives.neighbours import Neighbours, NeighboursConfig, nearest
+from selfmask.objectives.neighbours import Neighbours, NeighboursConfig, Projector, nearest
 from selfmask.objectives.principal import principal, whitened
 
 from ..training import small as runs
@@ -86,6 +86,22 @@ def test_the_projector_starts_as_centred_features_along_principal_directions() -
     np.testing.assert_allclose(bank @ bank.T, expected @ expected.T, atol=1e-5)
 
 
+@pytest.mark.parametrize("far", [0.5, 2.4, 2.6, 40.0])
+def test_a_step_of_the_projector_moves_its_vectors_no_farther_for_features_far_from_the_origin(far: float) -> None:
+    random = torch.Generator().manual_seed(6)
+    centred = torch.randn(500, FEATURES, generator=random)
+    centred -= centred.mean(0)
+    deviation = centred.square().sum(1).mean().sqrt()
+    features = centred + far * deviation * F.normalize(torch.ones(FEATURES), dim=0)
+    projector = Projector(features, 0.5, 4)
+    left = (features - projector.moved).mean(0).norm() / deviation
+    assert left.item() == pytest.approx(min(far, 2.5), rel=1e-3)
+    if far < 2.5:
+        assert torch.equal(projector.moved, torch.zeros(FEATURES))
+    # Wherever the features lie, it starts as the same vectors.
+    torch.testing.assert_close(projector(features), Projector(centred, 0.5, 4)(centred), rtol=1e-3, atol=1e-3)
+
+
 def test_the_bank_follows_what_is_seen_and_nothing_else() -> None:
     loss, model = objective(keep=0.75), backbone()
     before, (views, numbers) = loss.bank.clone(), batch(4, 11)
@@ -145,7 +161,7 @@ def test_a_resumed_run_has_the_same_neighbours_and_does_not_find_them_twice() ->
     other.before_step(backbone(), 0.7)
     assert torch.equal(other.near, one.near)
     assert torch.equal(other.bank, one.bank)
-    assert set(one.state_dict()) == {"projector.weight", "projector.bias", "bank", "near", "done"}
+    assert set(one.state_dict()) == {"projector.weight", "projector.bias", "projector.moved", "bank", "near", "done"}
 
 
 def test_of_few_images_few_are_neighbours() -> None:

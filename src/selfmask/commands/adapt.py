@@ -264,7 +264,8 @@ class Adaptation(Recipe):
     def groups(self, run: Run, objective: Objective) -> list[ParameterGroup]:
         config, learner = self.config, run.learner
         if learner.masked is not None:
-            learned = score_group(learner.masked, config, config.rate(run.steps), run.steps, start=config.heads_first)
+            rate = config.rate(run.steps, self.model)
+            learned = score_group(learner.masked, config, rate, run.steps, start=config.heads_first)
         else:
             learned = ParameterGroup(learner.parameters, config.lr, config.weight_decay, start=config.heads_first)
         return [learned, ParameterGroup(list(objective.parameters()), config.head_lr, config.weight_decay)]

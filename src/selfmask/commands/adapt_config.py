@@ -7,6 +7,8 @@ import math
 from collections.abc import Mapping
 from typing import Any, Literal, Self, get_args
 
+from torch import nn
+
 from ..data.views import ViewsConfig
 from ..errors import ConfigError
 from ..masking import MaskConfig
@@ -16,11 +18,13 @@ from ..objectives.swav import SwAVConfig
 from ..settings import to_dict
 from ..training.config import LENGTHS, RunConfig, preset_named
 from ..training.methods import Follow
+from ..training.precision import mostly_linear
 
 AdaptMethod = Literal["mask", "full", "lora", "bitfit"]
 
 _STEPS = 240  # of `fast`
 _DISTANCE = 6.0  # of scores in so many steps
+_OF_LINEAR = 0.25  # of it: no batch norm takes back what flips do to the means and sizes of what layer norms see
 _LOOK_EVERY, _LOOKS = 60, 10  # steps; and times in a long run
 _PAPER_MASK = MaskConfig(select="paper", alpha_of="projection")
 _PAPER_STEPS = 117_188  # 150 epochs of 50,000 images in batches of 64
@@ -33,7 +37,8 @@ class AdaptConfig(RunConfig):
     method: what to train: mask (scores of the weights), full (all weights), lora (low-rank matrices added to the
         weights that a mask would select) or bitfit (biases and norm layers).
     lr: learning rate of what the method trains; for a mask with `per_tensor`, the distance that a score with a
-        typical gradient travels over the run; in runs of more than 240 steps, it grows with the root of their number.
+        typical gradient travels over the run; in runs of more than 240 steps, it grows with the root of their number,
+        and in networks mostly of linear layers, such as transformers, it is a quarter.
         Every method has a default of its own.
     rank: rank of the LoRA matrices.
     follow: full fine-tuning as we do it (all weights, at a rate chosen by measurement) or as in the paper (the weights
@@ -103,10 +108,13 @@ class AdaptConfig(RunConfig):
             changes = {**changes, "objective": dataclasses.replace(after, freeze_steps=kept)}
         return super().changed(**changes)
 
-    def rate(self, steps: int) -> float:
-        """`lr` in a run of so many steps."""
+    def rate(self, steps: int, model: nn.Module) -> float:
+        """`lr` in a run of so many steps, of this network."""
+        if not self.per_tensor:
+            return self.lr
         # Gradients differ in sign from step to step: scores that walk at random get as far as the root of the steps.
-        return self.lr * math.sqrt(max(1.0, steps / _STEPS)) if self.per_tensor else self.lr
+        own = _OF_LINEAR if mostly_linear(model) else 1.0
+        return self.lr * own * math.sqrt(max(1.0, steps / _STEPS))
 
     def look_every(self, steps: int) -> int:
         """Number of steps between measurements of quality, in a run of so many."""

@@ -33,6 +33,7 @@ from .principal import principal, whitened, whitening
 from .swav import run_by_size
 
 _OF_FEW = 10  # of so many images, one at most is a neighbour: classes of few images are small
+_FAR = 2.5  # mean of all features, in deviations from it; what most networks put out is nearer than that
 _CHUNK = 1024  # images whose similarities to all others are in memory at a time
 
 
@@ -112,11 +113,8 @@ class Neighbours(Objective):
         self._teacher = self._whitened(frozen)
         if places is not None:  # either has the same say
             self._teacher = F.normalize(torch.cat([self._teacher, self._whitened(places)], 1), dim=1)
-        self.projector = nn.Linear(frozen.shape[1], min(config.width, frozen.shape[1]))
-        centre, matrix = frozen.mean(0), whitening(frozen, config.start, config.width)
+        self.projector = Projector(frozen, config.start, config.width)
         with torch.no_grad():
-            self.projector.weight.copy_(matrix.T)
-            self.projector.bias.copy_(-centre @ matrix)
             self.register_buffer("bank", F.normalize(self.projector(frozen), dim=1))
         self.register_buffer("near", nearest(self._teacher, config.neighbours))
         self.register_buffer("done", torch.tensor(0))
@@ -154,6 +152,29 @@ class Neighbours(Objective):
             numbers, vectors = gathered(numbers), gathered(vectors)  # every process has the same bank
             self.bank[numbers] = F.normalize(self.bank[numbers].lerp(vectors, 1 - self.config.keep), dim=1)
         self._seen.clear()
+
+
+class Projector(nn.Linear):
+    """Starts as centred features, whitened to a power.
+
+    What it puts out moves in a step as the features' length does. Where the mean of all features is much longer than
+    what tells them apart, every step would move all images at once, and the loss explodes. So features that lie too far
+    out are first moved towards the origin; others stay where they are.
+    """
+
+    moved: Tensor
+
+    def __init__(self, features: Tensor, power: float, width: int) -> None:
+        super().__init__(features.shape[1], min(width, features.shape[1]))
+        centre, matrix = features.mean(0), whitening(features, power, width)
+        deviation = (features - centre).square().sum(1).mean().sqrt()
+        self.register_buffer("moved", centre * (1 - _FAR * deviation / centre.norm().clamp(min=1e-30)).clamp(min=0))
+        with torch.no_grad():
+            self.weight.copy_(matrix.T)
+            self.bias.copy_(-(centre - self.moved) @ matrix)
+
+    def forward(self, features: Tensor) -> Tensor:
+        return super().forward(features - self.moved)
 
 
 def nearest(vectors: Tensor, count: int) -> Tensor:

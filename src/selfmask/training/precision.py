@@ -40,13 +40,13 @@ def _is_faster(model: nn.Module, device: torch.device) -> bool:
     # On a CPU, grouped convolutions take twice as long as in float32: `python -m benchmarks.precision`. Where linear
     # layers do most of the work, as in transformers that have some, that is still less than what these save.
     grouped = any(isinstance(each, nn.modules.conv._ConvNd) and each.groups > 1 for each in model.modules())
-    return not grouped or _share_of_linear(model) > 0.5
+    return not grouped or mostly_linear(model)
 
 
-def _share_of_linear(model: nn.Module) -> float:
-    """Share of the weights, scores apart, that belong to linear layers."""
+def mostly_linear(model: nn.Module) -> bool:
+    """Whether most of the weights, scores apart, belong to linear layers, as in transformers."""
     sizes = [(each, each.weight.numel()) for each in model.modules() if isinstance(each, _WEIGHTED)]
-    return sum(size for each, size in sizes if isinstance(each, nn.Linear)) / max(1, sum(size for _, size in sizes))
+    return 2 * sum(size for each, size in sizes if isinstance(each, nn.Linear)) > sum(size for _, size in sizes)
 
 
 def multiplies_bfloat16() -> bool:
