@@ -1,10 +1,10 @@
-"""How often are a teacher's neighbours of the same class? By teachers made of the frozen backbone: docs/recipe.md.
+"""How often are a teacher's neighbours of the same class? And how far do features lie from the origin? docs/recipe.md.
 
     python -m benchmarks.teacher [--once]     --once: the pairs, too, that nothing was chosen on
 
-What `fast` learns from are each image's 20 nearest images. Labels only measure here. The sets are those of
-tools/small_sets.py and tools/photo_sets.py, in the folder that SELFMASK_DATA names; weights are in the folder that
-SELFMASK_WEIGHTS names.
+What `fast` learns from are each image's 20 nearest images, by teachers made of the frozen backbone. Labels only measure
+here. The sets are those of tools/small_sets.py and tools/photo_sets.py, in the folder that SELFMASK_DATA names; weights
+are in the folder that SELFMASK_WEIGHTS names.
 """
 
 from __future__ import annotations
@@ -40,20 +40,30 @@ class Both(torch.nn.Module):
         return (self.layout(images) + self.layout(images.flip(-1))) / 2
 
 
-def teachers(pair: Pair) -> Iterator[tuple[str, Tensor]]:
-    """Name -> unit vectors of the training images."""
+def seen(pair: Pair) -> tuple[Tensor, Tensor]:
+    """Vectors and places of the training images."""
     model, preprocessing = backbone_for(pair)
     both = Both(model.eval())
     found, _ = embed(both, open_images(pair.images, split="train"), preprocessing)
-    vectors, places = found[:, : both.layout.features], found[:, both.layout.features :]
+    return found[:, : both.layout.features], found[:, both.layout.features :]
+
+
+def teachers(vectors: Tensor, places: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """Name -> unit vectors of the training images."""
     width, power = NeighboursConfig().width, chosen_power(principal(vectors)[0])
     yield "vectors as they are", F.normalize(vectors, dim=1)
     yield "half whitened", whitened(vectors, 0.5, width)
     yield "whitened as the map", whitened(vectors, power, width)
     if places.shape[1]:
-        seen = [whitened(each, power, width) for each in (vectors, places)]
-        yield "what is seen where", seen[1]
-        yield "both (`fast`)", torch.cat(seen, 1)
+        parts = [whitened(each, power, width) for each in (vectors, places)]
+        yield "what is seen where", parts[1]
+        yield "both (`fast`)", torch.cat(parts, 1)
+
+
+def how_far(vectors: Tensor) -> float:
+    """The length of their mean, in deviations from it: far ones are moved before they are projected."""
+    centre = vectors.mean(0)
+    return float(centre.norm() / (vectors - centre).square().sum(1).mean().sqrt())
 
 
 def main() -> None:
@@ -61,16 +71,22 @@ def main() -> None:
     parser.add_argument("--once", action="store_true")
     count = NeighboursConfig().neighbours
     rows: dict[str, list[float]] = {}
+    far: list[float] = []
     pairs = [*LOOKED_AT, *MORE, *(ONCE if parser.parse_args().once else ())]
     for pair in pairs:
         labels = torch.tensor(open_images(pair.images, split="train").labels)
-        for name, vectors in teachers(pair):
+        found, places = seen(pair)
+        far.append(how_far(found))
+        for name, vectors in teachers(found, places):
             same = labels[nearest(vectors, count)] == labels[:, None]
             rows.setdefault(name, []).append(100 * float(same.double().mean()))
     print(f"| of {count} neighbours, % of the same class | " + " | ".join(map(str, pairs)) + " | mean |")
     print("|" + " --- |" * (len(pairs) + 2))
     for name, shares in rows.items():
         print(f"| {name} | " + " | ".join(f"{share:.1f}" for share in (*shares, mean(shares))) + " |")
+    print("\n| the mean of all vectors, in deviations from it | " + " | ".join(map(str, pairs)) + " |")
+    print("|" + " --- |" * (len(pairs) + 1))
+    print("| | " + " | ".join(f"{each:.1f}" for each in far) + " |")
 
 
 if __name__ == "__main__":
