@@ -132,7 +132,7 @@ def served(
         assert not thread.is_alive()
 
 
-def until(holds: Callable[[], bool], seconds: float = 10.0) -> None:
+def until(holds: Callable[[], bool], seconds: float = 60.0) -> None:
     """Wait until this holds."""
     end = time.monotonic() + seconds
     while not holds():
