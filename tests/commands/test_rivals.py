@@ -132,15 +132,6 @@ def test_every_method_has_a_rate_of_its_own() -> None:
     assert AdaptConfig().lr == 50.0
 
 
-def test_scores_travel_farther_in_long_runs_and_less_far_in_transformers() -> None:
-    fast = AdaptConfig.preset("fast")
-    convolutions = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(8, 4))
-    transformer = nn.Sequential(nn.Conv2d(3, 8, 3), nn.TransformerEncoderLayer(8, 1, 32))
-    assert [fast.rate(steps, convolutions) for steps in (40, 240, 960)] == [6.0, 6.0, 12.0]
-    assert [fast.rate(steps, transformer) for steps in (40, 240, 960)] == [1.5, 1.5, 3.0]
-    assert AdaptConfig().rate(960, transformer) == 50.0  # the paper's is of no distance
-
-
 def test_masks_are_what_cascades_and_starts_are_made_of(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="made of masks"):
         CascadeConfig.preset("fast", method="full")

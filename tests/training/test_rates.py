@@ -93,7 +93,10 @@ def test_a_layer_counts_once() -> None:
     assert [weighted_layers(trained(fused, True, 0)[0]) for fused in (True, False)] == [2, 2]
 
 
-def test_longer_runs_travel_farther() -> None:
+def test_scores_travel_farther_in_longer_runs_and_less_far_in_transformers() -> None:
     config = AdaptConfig.preset("fast")
-    assert [config.rate(steps) / config.lr for steps in (1, 240, 960, 3840)] == [1, 1, 2, 4]
-    assert dataclasses.replace(config, per_tensor=False).rate(1920) == config.lr
+    convolutions = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(8, 4))
+    transformer = nn.Sequential(nn.Conv2d(3, 8, 3), nn.TransformerEncoderLayer(8, 1, 32))
+    assert [config.rate(steps, convolutions) / config.lr for steps in (1, 240, 960, 3840)] == [1, 1, 2, 4]
+    assert [config.rate(steps, transformer) / config.lr for steps in (1, 240, 960, 3840)] == [0.25, 0.25, 0.5, 1]
+    assert dataclasses.replace(config, per_tensor=False).rate(1920, transformer) == config.lr
