@@ -93,8 +93,11 @@ class Guard:
         return trouble
 
     def _is_worse(self, scores: Tensor) -> bool:
-        """Whether the best point so far is proven better. It stays the yardstick: many small losses add up."""
-        return self._top is not None and self._gain(scores, self._top).proven(1)
+        """Whether the best point so far is proven better. It stays the yardstick: many small losses add up.
+
+        It is the highest of several, and partly so by luck: every look of the run is one more that it may beat like that.
+        """
+        return self._top is not None and self._gain(scores, self._top).proven(self._looks)
 
     def _collapse(self, line: Mapping[str, Any], model: nn.Module) -> str | None:
         if not math.isfinite(line["loss"]):

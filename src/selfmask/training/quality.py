@@ -31,7 +31,7 @@ from ..preprocessing import Preprocessing
 from ..running import as_vectors, evaluating
 from .beside import Beside
 
-MEASURE = 3  # counts definitions of the scores, and of what a run keeps by them: a run goes on by its own
+MEASURE = 4  # counts definitions of the scores, and of what a run keeps by them: a run goes on by its own
 TEMPERATURE = 0.1  # of the softmax over images
 LEAST = 0.03  # below, images are hardly told apart at all: pure noise has 0.007, photographs and drawings 0.13 and more
 _NEIGHBOURS = 5  # images nearest to one
