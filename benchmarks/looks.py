@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -53,10 +53,10 @@ def take(pair: Pair, steps: int) -> None:
         print(pair, step, f"{quality:.4f}", flush=True)
 
 
-def show() -> None:
+def show(of_log: Sequence[dict[str, Any]]) -> None:
     print("| pair | step | quality | " + " | ".join(COLUMNS.values()) + " | |")
     print("|" + " --- |" * (4 + len(COLUMNS)))
-    for _, run_lines in groupby(read(LOG), lambda line: (line["backbone"], line["images"], line["steps"])):
+    for _, run_lines in groupby(of_log, lambda line: (line["backbone"], line["images"], line["steps"])):
         lines = list(run_lines)
         highest = max(lines, key=lambda line: line["quality"])
         for line in lines:
@@ -70,7 +70,7 @@ def main() -> None:
     keep_memory()  # as the command line does
     match sys.argv[1:]:
         case ["tables"]:
-            show()
+            show(read(LOG))
         case [backbone, images, steps]:
             take(Pair(backbone, images), int(steps))
         case _:

@@ -95,7 +95,7 @@ class Guard:
     def _is_worse(self, scores: Tensor) -> bool:
         """Whether the best point so far is proven better. It stays the yardstick: many small losses add up.
 
-        It is the highest of several, and partly so by luck: every look of the run is one more that it may beat like that.
+        It is the highest of several, and partly so by luck: every look of the run is one more that it may beat so.
         """
         return self._top is not None and self._gain(scores, self._top).proven(self._looks)
 
