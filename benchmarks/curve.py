@@ -4,7 +4,7 @@
     python -m benchmarks.curve BUDGET [--only TEXT] [--seeds N]        BUDGET: 2m, 20m, 2h
     python -m benchmarks.curve BUDGET --method full|lora|bitfit        the same steps by another method
     python -m benchmarks.curve BUDGET --beside                         pairs that are no part of the means
-    python -m benchmarks.curve tables
+    python -m benchmarks.curve tables [--log FILE] [--against FILE]    what the same runs gain more in another log
 
 A budget is time, so how many steps it gives is asked of an idle machine, by dry runs of `adapt`, and kept. The runs
 take that many steps, however long they take beside other work: several at once, or stopped and started again, since
@@ -39,6 +39,7 @@ from selfmask.training.config import seconds_of
 from .gate import backbone_named
 
 LOG = Path("docs/logs/curve.jsonl")
+BEFORE = Path("docs/logs/curve-gates-before.jsonl")  # runs that an earlier gate ended at another point: docs/gate.md
 STEPS = Path("docs/logs/curve-steps.json")
 RUNS = Path("runs/curve")
 BUDGETS = ("2m", "20m", "2h")
@@ -126,23 +127,31 @@ Gains = dict[tuple[Pair, int], list[float]]
 """Of a pair and a seed: points above frozen in all columns, and then of both with the map."""
 
 
-def show(lines: Sequence[dict[str, Any]]) -> None:
+def show(lines: Sequence[dict[str, Any]], others: Sequence[dict[str, Any]] = ()) -> None:
     """A table for each budget and method, with means over seeds, and what it adds to the budget before it."""
     of_masks: dict[str, Gains] = {}
     for method in get_args(AdaptMethod):
         before: Gains = {}
         for budget in (*BUDGETS, *{line["budget"] for line in lines if line["budget"] not in BUDGETS}):
-            found = [line for line in lines if (line["budget"], method_of(line)) == (budget, method)]
-            gains = {_key(line): points_gained(line["result"]["rows"], method) for line in found}
+            found, elsewhere = (
+                [line for line in some if (line["budget"], method_of(line)) == (budget, method)]
+                for some in (lines, others)
+            )
             if not found:
                 continue
+            gains = _gains(found)
             _table(f"{budget}, {method}", found, gains)
+            _compare("the same in the other log, more than this", _gains(elsewhere), gains)
             _compare("more than the budget before", gains, before)
             if method == "mask":
                 of_masks[budget] = gains
             else:
                 _compare("a mask, more than this", of_masks.get(budget, {}), gains)
             before = gains
+
+
+def _gains(lines: Sequence[dict[str, Any]]) -> Gains:
+    return {_key(line): points_gained(line["result"]["rows"], method_of(line)) for line in lines}
 
 
 def _compare(what: str, these: Gains, those: Gains) -> None:
@@ -198,6 +207,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("budget", choices=("plan", *BUDGETS, "tables"))
     parser.add_argument("--log", type=Path, default=LOG)
+    parser.add_argument("--against", type=Path, help="another log")
     parser.add_argument("--only", default="", help="only pairs whose name holds this text")
     parser.add_argument("--beside", action="store_true", help="the pairs that are no part of the means")
     parser.add_argument("--seeds", type=int, default=1)
@@ -205,7 +215,7 @@ def main() -> None:
     given = parser.parse_args()
     keep_memory()  # as the command line does
     if given.budget == "tables":
-        show(read(given.log))
+        show(read(given.log), read(given.against) if given.against else ())
         return
     if given.budget == "plan":
         for pair in PAIRS:

@@ -11,6 +11,7 @@ from benchmarks import curve, looks, odd, rates
 ROOT = Path(__file__).parent.parent
 PAGES: dict[str, tuple[str, Callable[[], None]]] = {
     "budgets": ("budget.md", lambda: curve.show(curve.read(ROOT / curve.LOG))),
+    "the gate before": ("gate.md", lambda: curve.show(curve.read(ROOT / curve.BEFORE), curve.read(ROOT / curve.LOG))),
     "odd sets": ("budget.md", lambda: curve.show(curve.read(ROOT / odd.LOG))),
     "rates": ("rivals.md", lambda: rates.show(curve.read(ROOT / rates.LOG))),
     "looks": ("gate.md", lambda: looks.show(curve.read(ROOT / looks.LOG))),

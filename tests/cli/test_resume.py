@@ -68,6 +68,7 @@ def test_resume_needs_nothing_else(photos: Path, tmp_path: Path, verb: str, monk
     for option, value, said in (
         ("--steps", "5", "steps = 4"),
         ("--lr", "1", "lr = 25.0"),
+        ("--log-every", "2", "log_every = 1"),  # the gate looks where a line is logged
         ("--backbone", "resnet18", "'selfmask/tiny'"),
         ("--preset", "paper", "preset = 'fast'"),
         ("--rule", "topk", "mask.rule = 'threshold'"),
@@ -77,7 +78,7 @@ def test_resume_needs_nothing_else(photos: Path, tmp_path: Path, verb: str, monk
     refused(selfmask(verb, tmp_path, "--resume", tmp_path / "cut"), f"images = {str(photos.resolve())!r}")
     assert state(tmp_path / "cut") == before
     monkeypatch.chdir(tmp_path)  # from anywhere
-    fine(selfmask(verb, "--resume", "cut", "--log-every", "2", "--steps", "4"))
+    fine(selfmask(verb, "--resume", "cut", "--checkpoint-every", "2", "--steps", "4"))
     assert (tmp_path / "cut/mask.smn").read_bytes() == (tmp_path / "whole/mask.smn").read_bytes()
 
 

@@ -18,8 +18,8 @@ _EPOCHS = 150  # of the paper, where neither steps nor epochs are given
 _MOST_STEPS, _MOST_IMAGES, _LARGEST, _MOST_WORKERS = 10**9, 10**6, 4096, 256  # beyond, it was a slip of the finger
 LENGTHS = ("steps", "epochs", "budget")
 """Settings of which each says how long a run is."""
-ASIDE = ("log_every", "checkpoint_every", "track", "workers")
-"""Settings that do not decide what is learned, only how it is logged and saved."""
+ASIDE = ("checkpoint_every", "track", "workers")
+"""Settings that do not decide what is learned, only how it is saved. (The gate looks where a line is logged.)"""
 _TRACKED = ("tensorboard",) if importlib.util.find_spec("tensorboard") else ()
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 

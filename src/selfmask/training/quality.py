@@ -33,7 +33,7 @@ from .beside import Beside
 
 MEASURE = 4  # counts definitions of the scores, and of what a run keeps by them: a run goes on by its own
 TEMPERATURE = 0.1  # of the softmax over images
-LEAST = 0.03  # below, images are hardly told apart at all: pure noise has 0.007, photographs and drawings 0.13 and more
+LEAST = 0.03  # below, images are hardly told apart at all: pure noise has 0.007, real images 0.075 and more
 _NEIGHBOURS = 5  # images nearest to one
 _WEIGHT = 2.0  # of the share of them that is found again, beside a log-probability
 MISTAKES = 0.05  # the chance at which a run may take luck for a gain, all its looks together
